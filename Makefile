@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 RUNS ?= runs
 JOBS ?= 2
 
-.PHONY: demo test test-slow soak browser check docs format bench results clean
+.PHONY: demo test test-slow soak browser check docs format bench results dist clean
 
 $(READY): pyproject.toml constraints.txt tests/loaders.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON=...")'
@@ -72,6 +72,9 @@ bench: $(READY)  ## rewrite the CPU figures in benchmarks/results; keep the mach
 
 results: $(READY)  ## docs/results.md from the committed figures
 	$(BIN)/python -m benchmarks.results_page
+
+dist:  ## wheel and sdist, installed and run in clean environments; DIST="minimal sdist" runs these alone
+	$(PYTHON) tests/dist.py $(DIST)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -43,6 +43,7 @@ from dograph.train.assembly import open_sampler
 from dograph.train.run_dir import RunDirectory
 
 CURVE_POINTS, HEALTH_POINTS = 35, 8
+EFFECTIVE = "weights/effective_samples"
 NAMES = ("table", "arm", "seed", "steps", "preset")  # of a cell
 
 
@@ -76,13 +77,12 @@ def outcome(run: RunDirectory, corpus: Corpus) -> dict[str, Any]:
     """Losses by source and block, the training curve, health of the weights, the last mixture."""
     rows = list(read_metrics(run.metrics_file))
     steps = [row for row in rows if "train/loss_nats" in row]
+    whole = [row for row in steps if EFFECTIVE in row]  # every log.every steps, in older runs all
     last = {name: value for name, value in rows[-1].items() if name.startswith("valid/")}
     tokens = corpus.tokens_by_source()
     losses = {source: last[f"valid/{source}/loss_nats"] for source in tokens}
     summed = summaries(np.array(list(losses.values())), np.array(list(tokens.values()), float))
-    health = [
-        row.get("weights/effective_samples") for row in steps[:: _every(steps, HEALTH_POINTS)]
-    ]
+    health = [row[EFFECTIVE] for row in whole[:: _every(whole, HEALTH_POINTS)]]
     sampler = open_sampler(run.config(), corpus)
     log = WeightLog.load(run.weights_file, sampler.names)
     mixture = sampler.by_source(log.entries[-1].weight_S)
@@ -97,7 +97,7 @@ def outcome(run: RunDirectory, corpus: Corpus) -> dict[str, Any]:
             [int(row["step"]), round(row["train/loss_nats"], 4)]
             for row in steps[:: _every(steps, CURVE_POINTS)]
         ],
-        "effective": [None if value is None else round(value, 1) for value in health],
+        "effective": [round(value, 1) for value in health],
         "norm_ratio": round(steps[-1].get("weights/gradient_norm_ratio", 1.0), 3),
         "mixture": {name: round(weight, 4) for name, weight in mixture.items()},
     }

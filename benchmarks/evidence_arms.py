@@ -87,7 +87,8 @@ CANDIDATES = (
     *("precision m=24, kept", "inverse-norm, all, kept"),
 )
 PLANNED = ("doremi", "doge", "regmix", "mixing-law")
-LAW = {"uniform": "transfer", "natural": "transfer-natural"}  # plan files
+# Plan files, made with a law that the project no longer has.
+LAW = {"uniform": "transfer", "natural": "transfer-natural"}
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -65,6 +65,9 @@ def train(args: argparse.Namespace, folder: Path, overrides: list[str]) -> dict[
         trainer.train()
     rows = list(read_metrics(trainer.run.metrics_file))
     steps = [row for row in rows if "train/loss_nats" in row]
+    whole = [row for row in steps if "weights/effective_samples" in row]  # every log.every steps
+    some = whole[:: max(len(whole) // 10, 1)]
+    late = [row for row in whole if row["step"] > 20]
     valid = rows[-1]
     kept = ("weights/max_relative_weight", "weights/gradient_norm_ratio", "domains/nmi")
     return {
@@ -75,14 +78,12 @@ def train(args: argparse.Namespace, folder: Path, overrides: list[str]) -> dict[
             for name, value in valid.items()
             if name.startswith("valid/") and name.endswith("/loss_nats")
         },
-        "effective_samples": [
-            round(row["weights/effective_samples"], 2) for row in steps[9 :: len(steps) // 10]
-        ],
-        **{k: [round(r[k], 4) for r in steps[9 :: len(steps) // 10] if k in r] for k in kept},
+        "effective_samples": [round(row["weights/effective_samples"], 2) for row in some],
+        **{k: [round(r[k], 4) for r in some if k in r] for k in kept},
         "last_weights": [v for k, v in steps[-1].items() if k.endswith("/weight")],
         "last_shares": [v for k, v in steps[-1].items() if k.endswith("/share")],
         "step_ms": {
-            k: round(sum(r.get(k, 0.0) for r in steps[20:]) / len(steps[20:]), 2)
+            k: round(sum(r.get(k, 0.0) for r in late) / len(late), 2)
             for k in steps[-1]
             if k.startswith("time/") and k.endswith("_ms")
         },

@@ -2,12 +2,17 @@
 
 Synthetic metrics of 20 runs (4 methods, 5 seeds, 7 sources, 20,000 steps), two of the methods with
 11 domains, probes of 512 rows and a graph every 1000 steps. Loaded from disk in headless Chromium.
+
+python -m benchmarks.page --long 1000000: a single run of so many steps, as written by
+tests/long_runs.py: its size on disk, memory and time of every command that reads it, its page.
 """
 
 import argparse
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,6 +31,21 @@ METHODS = ("natural", "uniform", "dograph", "paper")
 SOURCES = [f"source-{k}" for k in range(7)]
 DOMAINS, ROWS, SKETCH = 11, 512, 640
 PROBES = (0, 200, 600, 2000, 6000, 20_000)
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+# Runs a command after everything is imported, and prints what it took.
+COMMAND = """
+import json, resource, sys, time
+import dograph.report.render, dograph.train.trainer, dograph.eval.recorded
+from dograph.cli.main import main
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+before, cpu, start = peak(), time.process_time(), time.monotonic()
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+figures = peak() - before, time.process_time() - cpu, time.monotonic() - start
+print(json.dumps([round(x, 1) for x in figures]), file=sys.stderr)
+"""
 LOADED = """
   const [navigation] = performance.getEntriesByType('navigation');
   const paint = performance.getEntriesByName('first-contentful-paint')[0];
@@ -165,8 +185,46 @@ def measured(folder: Path, runs: int, steps: int, times: int) -> dict[str, Any]:
     }
 
 
-def main(runs: int, steps: int, times: int) -> None:
+def long_run(folder: Path, steps: int, times: int) -> dict[str, Any]:
+    """Megabytes above those of the imports, and seconds of CPU and wall-clock, by command."""
+    run, page, last = folder / "run", folder / "page.html", str(steps)
+    written = [sys.executable, str(TESTS / "long_runs.py"), str(run), str(steps)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path[1:], str(TESTS)])}
+    subprocess.run(written, check=True, env=environment)
+    grown = sum(file.stat().st_size for file in run.glob("*.jsonl"))
+    commands = {
+        "show losses": (),
+        "show graph": (),
+        "show weights": ("--step", last),
+        "show samples": ("--step", last),
+        "report": ("--out", str(page)),
+        "train --resume": (),
+    }
+    costs = {}
+    for name, more in commands.items():
+        words = [sys.executable, "-c", COMMAND, *name.split(), str(run), *more]
+        done = subprocess.run(words, check=True, capture_output=True, text=True, env=environment)
+        figures = json.loads(done.stderr.splitlines()[-1])
+        costs[name] = dict(zip(("megabytes", "cpu_seconds", "seconds"), figures, strict=True))
+    found = load_times(page, times)
+    return {
+        "megabytes_on_disk": round(grown / 1e6, 1),
+        "commands": costs,
+        "page_megabytes": round(page.stat().st_size / 1e6, 2),
+        "first_chart_ms": [round(row["first_chart"]) for row in found],
+        "loaded_ms": [round(row["load"]) for row in found],
+        "target": "400 MB on disk; 600 MB and 20 s a command; first chart under 2000 ms",
+    }
+
+
+def main(runs: int, steps: int, times: int, long: int) -> None:
     torch.set_num_threads(1)
+    if long:
+        with tempfile.TemporaryDirectory() as folder:
+            result = long_run(Path(folder), long, times)
+        command = f"python -m benchmarks.page --long {long} --times {times}"
+        measure.write("long-run", command, {"steps": long, "sources": 7, "batch_size": 48}, result)
+        return
     with tempfile.TemporaryDirectory() as folder:
         result = measured(Path(folder), runs, steps, times)
     command = f"python -m benchmarks.page --runs {runs} --steps {steps} --times {times}"
@@ -178,4 +236,5 @@ if __name__ == "__main__":
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--long", type=int, default=0, metavar="STEPS")
     main(**vars(parser.parse_args()))

@@ -39,7 +39,7 @@ OLD_COMMANDS = {
 OLD_OPTIONS = {
     "inspect": {"data.corpus": "--corpus", "train.device": "--device"},
     "eval": {"train.device": "--device"},
-    "plan": {"mixer.surrogate": "--surrogate", "mixer.law": "--surrogate", "mixer.caps": "--cap"},
+    "plan": {"mixer.surrogate": "--surrogate", "mixer.caps": "--cap"},
 }
 
 
@@ -249,12 +249,11 @@ def from_table(place: Place) -> None:
         *("--test-table", "test-mixtures.csv", "test-losses.csv"),
     )
     place.dograph("plan", "regmix", *table, "--out", "regmix-best.yaml")
-    for name in ("exponential", "transfer", "ridge", "linear"):
+    for name in ("exponential", "ridge", "linear"):
         one = (f"mixer.surrogate={name}", *table, "--out", f"regmix-{name}.yaml")
         place.dograph("plan", "regmix", *one)
-    for name in ("exponential", "transfer"):
-        law = (f"mixer.law={name}", "mixer.caps={news: 0.6}", *table)
-        place.dograph("plan", "mixing-law", *law, "--out", f"law-{name}.yaml")
+    capped = ("mixer.caps={news: 0.6}", *table)
+    place.dograph("plan", "mixing-law", *capped, "--out", "law-exponential.yaml")
 
 
 REGMIX = ("mixer.num_proxies=6", "mixer.draws=1000", "mixer.top=16")

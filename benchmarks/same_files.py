@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from dograph.records import unpacked
 from dograph.renamed import RENAMED, with_new_metrics, with_new_settings
 
 # How far numbers may be apart, by CASE/FILE pattern; whatever is not named here must be equal.
@@ -28,6 +29,7 @@ from dograph.renamed import RENAMED, with_new_metrics, with_new_settings
 # end of a nested law to 1e-9.
 TOLERANCES: dict[str, float] = {"*.html": 1e-5, "*plan-*.yaml": 1e-5, "*compare*.json": 1e-5}
 TOLERANCES |= {"plan-*.losses.csv": 1e-8}
+TOLERANCES |= {"*metrics.jsonl": 1e-6, "*graph.jsonl": 1e-6}  # seven digits, where they had all
 ROUNDING = 1e-9  # where a tolerance holds, numbers as near as this are equal: a bias of 1e-13 is 0
 
 # What is not compared. Values by key: clocks and memory, dates and chance, versions ...
@@ -105,7 +107,24 @@ def _difference(old: Path, new: Path, roots: Sequence[Path], tolerance: float) -
     values = [_with_new_names(_values(DATE.sub("DATE", text), old.suffix)) for text in texts]
     if old.suffix == ".html" and values[0].get("version") != values[1].get("version"):
         return next(_page_apart(values[0], values[1], tolerance), "")
+    if old.name in ("metrics.jsonl", "samples.jsonl"):
+        values = _in_both(*values)
     return next(_apart(values[0], values[1], tolerance, ""), "")
+
+
+def _in_both(old: list[Any], new: list[Any]) -> list[Any]:
+    """Rows of steps that either side logs in full are compared by what both have of them."""
+
+    def by_step(rows: list[Any]) -> dict[tuple[int, bool], Any]:
+        return {(row["step"], "valid/mean/loss_nats" in row): row for row in rows}
+
+    sides = [by_step(old), by_step(new)]
+    shared = [key for key in sides[0] if key in sides[1]]
+    names = [sides[0][key].keys() & sides[1][key].keys() for key in shared]
+    return [
+        [{name: side[key][name] for name in own} for key, own in zip(shared, names, strict=True)]
+        for side in sides
+    ]
 
 
 def _values(text: str, suffix: str) -> Any:
@@ -113,7 +132,7 @@ def _values(text: str, suffix: str) -> Any:
     if suffix == ".json":
         return json.loads(text)
     if suffix == ".jsonl":
-        return [json.loads(line) for line in text.splitlines()]
+        return [unpacked(json.loads(line)) for line in text.splitlines()]
     if suffix in (".yaml", ".yml"):
         return yaml.safe_load(text)
     if suffix == ".csv":

@@ -10,7 +10,7 @@ from dograph.errors import DographError
 from dograph.mixers.base import Planner, Proxy
 from dograph.models.build import build_model
 from dograph.plan.jobs import Job, Stopped, run_job
-from dograph.plan.pool import job_failed
+from dograph.plan.pool import JobError
 from dograph.types import Mixture
 
 STEPS = 12
@@ -76,7 +76,7 @@ class Here:
             try:
                 results.append(run_job(job))
             except (DographError, ArithmeticError) as error:
-                raise job_failed(job, str(error)) from error
+                raise JobError(job, f" failed: {error}") from error
             self.made.append(job.label)
             on_done(job, results[-1])
         return results

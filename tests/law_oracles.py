@@ -1,4 +1,4 @@
-"""Mixing laws written out: slopes, gauges, the best mixture by a long search and on a grid.
+"""The mixing law written out: slopes, gauges, the best mixture by a long search and on a grid.
 
 Shapes: N runs, S sources, V laws, P parameters of a fit, G mixtures of the grid, C values of c.
 """
@@ -9,14 +9,12 @@ import numpy as np
 from scipy.optimize import minimize
 
 from dograph.mixtures import convex
-from dograph.mixtures.mixing_laws import ExponentialLaw, huber
+from dograph.mixtures.mixing_laws import ExponentialLaw
 
 
 def gradient(law, weight_S):
-    """dL/dr_j: t_j exp(log_k + t . r), or -alpha a_j (a . r)^(-alpha - 1)."""
-    if isinstance(law, ExponentialLaw):
-        return law.t_S * np.exp(law.log_k + weight_S @ law.t_S)
-    return -law.alpha * law.a_S * (weight_S @ law.a_S) ** (-law.alpha - 1)
+    """dL/dr_j: t_j exp(log_k + t . r)."""
+    return law.t_S * np.exp(law.log_k + weight_S @ law.t_S)
 
 
 def shifted(law, by):
@@ -82,7 +80,7 @@ def flat_directions(laws, share_V, weight_S, cap_S=None):
 
 
 def grid_optimum(laws, share_V, cap_S):
-    """The best mixture on the authors' grid; infinite losses lose."""
+    """The best mixture on the authors' grid."""
     mixture_GS = grid_mixtures(cap_S)
     used = [(share, law) for share, law in zip(share_V, laws, strict=True) if share > 0]
     return mixture_GS[np.argmin(sum(share * law.predict(mixture_GS) for share, law in used))]
@@ -120,7 +118,11 @@ def two_source_law(weight_NS, loss_N):
     best = np.argmax(np.abs(covariance_C) / np.linalg.norm(log_CN, axis=1))
     slope = covariance_C[best] / (share_N @ share_N)
     at_mean = np.log(loss_N - c_C[best]).mean()
-    error_N = c_C[best] + np.exp(at_mean + slope * share_N) - loss_N
     log_k = at_mean + slope * (0.5 - weight_NS[:, 0].mean())
-    law = ExponentialLaw(c_C[best], log_k, np.array([slope / 2, -slope / 2]))
-    return replace(law, huber=huber(error_N[None], 0.02)[0][0])
+    return ExponentialLaw(c_C[best], log_k, np.array([slope / 2, -slope / 2]))
+
+
+def hubers_loss(law, weight_NS, loss_N):
+    """The sum over the runs, at the authors' delta: what a fit minimizes."""
+    error_N = np.abs(law.predict(weight_NS) - loss_N)
+    return np.where(error_N <= 0.05, error_N**2 / 2, 0.05 * (error_N - 0.025)).sum()

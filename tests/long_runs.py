@@ -17,9 +17,12 @@ from safetensors.torch import save_file
 from corpora import write_corpus
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus, even_blocks
+from dograph.train.distributed import World
+from dograph.train.run_dir import RunDirectory
+from dograph.train.trainer import Trainer
 
 SOURCES = ("ArXiv", "Book", "C4", "CommonCrawl", "Github", "StackExchange", "Wikipedia")
-DOMAINS, BATCH, SEQ_LEN, WAYPOINT = 11, 28, 16, 256
+DOMAINS, BATCH, SEQ_LEN, WAYPOINT = 11, 48, 16, 256
 LOG, EVAL = 10, 50  # log.every and eval.every by default
 TAILS = 50  # rows that differ; the steps of a row are its own
 PER_DOMAIN = ("share", "weight", "samples", "gradient_norm", "mean_norm")
@@ -31,6 +34,7 @@ PLAIN = (
     "gradient_norm_ratio",
 )
 TIMES = ("forward_ms", "sketch_ms", "weigh_ms", "backward_ms", "update_ms")
+DIGITS = 7  # of numbers of steps and graphs in the present form
 
 
 def write_long_run(folder, steps, *, compact=True, graphs=True):
@@ -74,11 +78,21 @@ def write_long_run(folder, steps, *, compact=True, graphs=True):
     return folder
 
 
+def write_last_checkpoint(folder):
+    """That of the last step, so that the run can be resumed; its weights are not trained."""
+    run = RunDirectory(folder)
+    trainer = Trainer(run.config(), run, World(rank=0, size=1, device=torch.device("cpu")))
+    trainer.begin()
+    run.checkpoints.mkdir()
+    trainer.done = trainer.config.train.steps
+    trainer.save()
+
+
 def write_rows(folder, steps, tails, *, compact):
     """metrics.jsonl: a validation after every EVAL steps, epochs at every LOG."""
     short = tails(lambda rng: short_row(rng)) if compact else []
     whole = tails(lambda rng: whole_row(rng, compact=compact))
-    logged = tails(lambda rng: whole_row(rng, compact=compact) | logged_row(rng))
+    logged = tails(lambda rng: whole_row(rng, compact=compact) | logged_row(rng, compact=compact))
     valid = tails(lambda rng: valid_row(rng, compact=compact))
     with open(folder / "metrics.jsonl", "w") as file:
         for step in range(1, steps + 1):
@@ -88,31 +102,53 @@ def write_rows(folder, steps, tails, *, compact):
                 file.write(valid[step % TAILS] % step)
 
 
+def rounded(row):
+    def short(x):
+        if isinstance(x, dict):
+            return rounded(x)
+        return [short(one) for one in x] if isinstance(x, list) else float(f"{x:.{DIGITS}g}")
+
+    return {name: short(value) for name, value in row.items()}
+
+
 def short_row(rng):
-    loss, norm = (float(f"{x:.7g}") for x in (3 + rng.random(), rng.random()))
-    return {"train/loss_nats": loss, "optim/lr": 0.00025, "optim/grad_norm": norm}
+    loss, norm = (3 + rng.random(), rng.random())
+    return rounded({"train/loss_nats": loss, "optim/grad_norm": norm})
 
 
 def whole_row(rng, *, compact):
-    row = short_row(rng)
-    for source in SOURCES:
-        row |= losses(f"train/{source}", 3 + rng.random(), compact=compact)
+    row = short_row(rng) | {"optim/lr": 0.00025}
+    nats = {source: 3 + rng.random() for source in SOURCES}
+    if compact:
+        bits = {source: x / 4 for source, x in nats.items()}
+        row |= {"train/*/loss_nats": nats, "train/*/bits_per_byte": bits}
+    else:
+        for source, own in nats.items():
+            row |= losses(f"train/{source}", own, compact=False)
     row |= {
         "train/weighted_loss_nats": rng.random(),
         "weights/effective_samples": 20 * rng.random(),
     }
     row |= {f"weights/{name}": rng.random() for name in PLAIN}
     row |= {f"domains/{name}": rng.random() for name in ("nmi", "purity", "batch_nmi")}
+    row["weights/fallback"] = 0.0
     for name in PER_DOMAIN:
-        values = [float(f"{x:.7g}") if compact else x for x in rng.random(DOMAINS).tolist()]
+        values = rng.random(DOMAINS).tolist()
+        if name == "samples":
+            values = [float(round(BATCH * x)) for x in values]
         per_domain = {f"domains/{j}/{name}": value for j, value in enumerate(values)}
         row |= {f"domains/{name}": values} if compact else per_domain
-    return row | {f"time/{name}": 100 * rng.random() for name in TIMES}
+    row |= {f"time/{name}": 100 * rng.random() for name in TIMES}
+    return rounded(row) if compact else row
 
 
-def logged_row(rng):
-    row = {"time/step_seconds": 0.3, "time/tokens_per_second": 1e5, "memory/peak_bytes": 3e9}
-    return row | {f"data/{source}/epochs": rng.random() for source in SOURCES}
+def logged_row(rng, *, compact):
+    row = {"time/step_seconds": rng.random(), "time/tokens_per_second": 1e5 * rng.random()}
+    epochs = {source: rng.random() for source in SOURCES}
+    row |= (
+        {"data/*/epochs": epochs} if compact else {f"data/{s}/epochs": epochs[s] for s in SOURCES}
+    )
+    return {**(rounded(row) if compact else row), "memory/peak_bytes": 3_123_456_789}
 
 
 def valid_row(rng, *, compact):
@@ -136,7 +172,7 @@ def graph_row(rng, *, compact):
     names = ("share", "weight", "norm", "gradient_norm", "spread")
     nodes = []
     for j in range(DOMAINS):
-        numbers = {name: float(f"{rng.random():.7g}") for name in names}
+        numbers = rounded({name: rng.random() for name in names})
         nodes.append({"domain": j, **numbers, "samples": 70, "sources": dict.fromkeys(SOURCES, 10)})
     pairs = [(i, j) for i in range(DOMAINS) for j in range(i + 1, DOMAINS)]
     values = np.round(rng.random((len(pairs), 2)), 7).tolist()
@@ -144,8 +180,10 @@ def graph_row(rng, *, compact):
         {"first": i, "second": j, "cosine": own[0], "mmd_squared": own[1]}
         for (i, j), own in zip(pairs, values, strict=True)
     ]
-    fields = {name: [edge[name] for edge in edges] for name in edges[0]}
-    return {"nodes": nodes, "edges": fields if compact else edges}
+    parts = {"nodes": nodes, "edges": edges}
+    if not compact:
+        return parts
+    return {n: {name: [one[name] for one in x] for name in x[0]} for n, x in parts.items()}
 
 
 def write_small_files(folder, corpus, steps):
@@ -178,3 +216,4 @@ def write_small_files(folder, corpus, steps):
 
 if __name__ == "__main__":
     write_long_run(sys.argv[1], int(sys.argv[2]), compact="old" not in sys.argv[3:])
+    write_last_checkpoint(Path(sys.argv[1]))

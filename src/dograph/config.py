@@ -24,9 +24,8 @@ from pydantic.fields import FieldInfo
 
 from dograph.choices import EXPLICIT, GRAPH_HOLDING, SHARDABLE, TWO_SIDED, Accumulation, Kind, Mode
 from dograph.errors import ConfigError, did_you_mean, either, shortened
+from dograph.files import load_yaml, package_text
 from dograph.renamed import REMOVED, with_new_names, with_new_settings
-from dograph.run_presets import RUN_PRESETS as RUN_PRESETS
-from dograph.run_presets import merge as merge
 
 Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]
@@ -34,7 +33,6 @@ Sink = Literal["tensorboard", "wandb", "trackio"]
 Refresh = int | Literal["never", "step"]  # of the random matrices: never, each step, each N steps
 DEFAULT_DIM = 5120  # numbers in a sketch
 MAX_NAME = 255  # bytes in the name of a file
-MAX_BITS = 63  # of a whole number, without its sign
 
 
 def setting(default: Any, meaning: str, **limits: Any) -> Any:
@@ -94,8 +92,9 @@ class Options(BaseModel):
         option, known = str(problem["loc"][0]), list(cls.model_fields)
         name = cls.prefix + option
         if problem["type"] == "extra_forbidden":
-            if option in REMOVED.get(cls.owner, {}):
-                return f"{name}={problem['input']}: this option was removed; leave it out"
+            if option in (removed := REMOVED.get(cls.owner, {})):
+                only = f"only its default is still read: {str(removed[option]).lower()}"
+                return f"{name}={problem['input']}: this option was removed; leave it out ({only})"
             instead = did_you_mean(option, known) if known else "it takes no options"
             return f"{name} is not an option of {cls.owner or cls.__name__.lower()}; {instead}"
         return refused(name, problem, cls.model_fields[option])
@@ -213,13 +212,11 @@ class CheckpointConfig(Section):
 
 
 class LogConfig(Section):
-    every: int = setting(10, "steps between writes of the metrics", ge=1)
+    every: int = setting(10, "steps between writes of the metrics, and between full rows", ge=1)
     sinks: list[Sink] = setting([], "where else metrics go: tensorboard, wandb, trackio")
 
 
 class RunConfig(Section):
-    """All settings of a run."""
-
     seed: int = setting(0, "of the weights, the data order and the mixer", ge=0)
     run: str = setting("runs/demo", "directory of the run")
     data: DataConfig = Field(default_factory=DataConfig)
@@ -300,7 +297,7 @@ class MixerNeeds(Protocol):
 
 def require_compatible(config: RunConfig, mixer: MixerNeeds, processes: int = 1) -> None:
     """Refuse settings that do not work with the mixer, or with the number of processes."""
-    train, sketch, mode = config.train, config.sketch, config.sketch.mode
+    train, sketch = config.train, config.sketch
     if train.batch_size < processes:
         raise ConfigError(
             f"train.batch_size={train.batch_size} samples cannot be shared by {processes} "
@@ -317,22 +314,27 @@ def require_compatible(config: RunConfig, mixer: MixerNeeds, processes: int = 1)
         )
     if "sketch" not in mixer.needs:
         return
-    if train.shard and mode not in SHARDABLE:  # only FSDP2 can fill `.grad` of a shard
-        raise ConfigError(
-            f"train.shard=true with sketch.mode={mode}, which computes the gradients of whole "
-            f"weights; mixer {config.mixer.name} needs sketches: set sketch.mode to "
-            f"{' or '.join(SHARDABLE)}, or train.shard=false (DDP)"
-        )
-    if sketch.projection not in TWO_SIDED and mode not in EXPLICIT:
-        raise ConfigError(
-            f"sketch.projection={sketch.projection} needs per-sample gradients in full, which "
-            f"sketch.mode={mode} does not hold; set sketch.mode to {' or '.join(EXPLICIT)}, or "
-            f"sketch.projection to {' or '.join(TWO_SIDED)}"
-        )
+    for refusal in mode_conflicts(sketch.mode, sketch.projection, shards=train.shard, of="sketch."):
+        raise ConfigError(f"mixer.name={config.mixer.name} needs sketches, and {refusal}")
     if sketch.accumulation == "lagged" and (why := mixer.refuses_lagged()) is not None:
         raise ConfigError(
             f"sketch.accumulation=lagged with mixer.name={config.mixer.name}, which {why}; or use "
             "sketch.accumulation=two_sweeps, or keep (mode full)"
+        )
+
+
+def mode_conflicts(mode: Mode, kind: Kind, *, shards: bool, of: str = "") -> Iterator[str]:
+    """What a sketch mode cannot do; names of settings begin with `of`."""
+    if shards and mode not in SHARDABLE:  # only FSDP2 can fill `.grad` of a shard
+        yield (
+            f"{of}mode={mode} cannot fill the gradients of sharded parameters (train.shard=true, "
+            f"FSDP2); set {of}mode to {' or '.join(SHARDABLE)}, or use DDP (train.shard=false)"
+        )
+    if kind not in TWO_SIDED and mode not in EXPLICIT:
+        yield (
+            f"{of}projection={kind} needs per-sample gradients in full, which {of}mode={mode} does "
+            f"not hold; set {of}mode to {' or '.join(EXPLICIT)}, or {of}projection to "
+            f"{' or '.join(TWO_SIDED)}"
         )
 
 
@@ -408,30 +410,6 @@ def settings_called(name: str) -> list[str]:
     return [dotted for dotted in setting_names() if dotted.rpartition(".")[2] == name]
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1, but 1e-3 is a number; without cycles, binary values and very long numbers."""
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        value = super().construct_object(node, deep=True)
-        if isinstance(value, bytes) or (isinstance(value, int) and value.bit_length() > MAX_BITS):
-            what = "binary data" if isinstance(value, bytes) else "a number of more than 64 bits"
-            raise yaml.constructor.ConstructorError(None, None, f"found {what}", node.start_mark)
-        return value
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), None
-)
-
-
-def load_yaml(text: str) -> Any:
-    """Raises a YAMLError, or a ValueError for a date that does not exist."""
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except RecursionError:
-        raise ValueError("values are nested too deeply") from None
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """A configuration file as nested values."""
     try:
@@ -447,6 +425,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 # How a name, a file and overrides become one configuration.
+
+RUN_PRESETS: dict[str, dict[str, Any]] = load_yaml(package_text("run_presets.yaml"))
+
+
+def merge(base: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
+    """Nested values, later ones winning key by key."""
+    merged = dict(base)
+    for other in others:
+        for key, value in other.items():
+            old = merged.get(key)
+            both = isinstance(old, dict) and isinstance(value, dict)
+            merged[key] = merge(old, value) if both else value  # type: ignore[arg-type]
+    return merged
 
 
 def resolve_config(name: str | None, overrides: Sequence[str]) -> RunConfig:

@@ -42,6 +42,12 @@ def shortened(text: str, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+def listed(names: Sequence[str], most: int = 50) -> str:
+    """Names for a message; of very many, the first ones and how many more."""
+    text = ", ".join(names[:most])
+    return f"{text} and {len(names) - most} more" if len(names) > most else text
+
+
 def either(words: Sequence[str]) -> str:
     """Alternatives in words: "a", "b" or "c"."""
     *others, last = [f'"{word}"' for word in words]

@@ -1,4 +1,4 @@
-"""Atomic files: a reader sees the old content or the new one, never a partial one."""
+"""Files: written atomically, so that a reader never sees a partial one; YAML, read strictly."""
 
 import contextlib
 import dataclasses
@@ -6,10 +6,14 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -51,6 +55,50 @@ def sync_file(path: Path) -> None:
 def sha256_of(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def package_text(name: str) -> str:
+    """The text of a file that comes with this package, by its path in it."""
+    return resources.files("dograph").joinpath(name).read_text("utf-8")
+
+
+MAX_BITS = 63  # of a whole number, without its sign
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1, but 1e-3 is a number; without cycles, binary values and very long numbers.
+
+    A name that is there twice is refused, of which PyYAML would silently keep the last.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                line = key.start_mark.line + 1
+                raise yaml.YAMLError(f'"{key.value}" is there twice, again in line {line}')
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        value = super().construct_object(node, deep=True)
+        if isinstance(value, bytes) or (isinstance(value, int) and value.bit_length() > MAX_BITS):
+            what = "binary data" if isinstance(value, bytes) else "a number of more than 64 bits"
+            raise yaml.constructor.ConstructorError(None, None, f"found {what}", node.start_mark)
+        return value
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), None
+)
+
+
+def load_yaml(text: str) -> Any:
+    """Raises a YAMLError, or a ValueError for a date that does not exist."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise ValueError("values are nested too deeply") from None
 
 
 def plain(value: Any) -> Any:

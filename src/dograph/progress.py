@@ -3,12 +3,14 @@
 import math
 import sys
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     import rich.progress
 
 LINE_SECONDS = 5.0  # between plain lines
+RECENT = 20  # updates of steady work whose speed counts
 SLOW_SECONDS = 2.0  # work that takes longer shows its progress
 
 
@@ -30,7 +32,8 @@ class Progress:
     `count` is a template with {done} and {total}, as in "step {done}/{total}"; without one, lines
     have only the stage and the note. `done`: finished earlier, so it does not count for the speed.
     `live=False`: no bar, for use next to other bars. `silent`: for ranks other than the first.
-    `after`: nothing is shown of work that ends within so many seconds.
+    `after`: nothing is shown of work that ends within so many seconds. `steady`: equal work, one
+    after another, so the speed is that of the recent past, without the start, which may be slow.
     """
 
     def __init__(
@@ -44,11 +47,14 @@ class Progress:
         transient: bool = False,
         line_seconds: float = LINE_SECONDS,
         after: float = 0.0,
+        steady: bool = False,
     ) -> None:
         self.count, self.total, self.silent, self.transient = count, total, silent, transient
         self.line_seconds, self.due = line_seconds, -math.inf  # when the next line is
-        self.stage, self.first, self.start = "", done, time.monotonic()
-        self.shown_from, self.live = self.start + after, live and sys.stderr.isatty()
+        self.stage, self.first, self.steady, now = "", done, steady, time.monotonic()
+        self.marks = deque([(now, done)], maxlen=RECENT)  # the first may have been slow
+        self.updated, self.note = now, ""
+        self.shown_from, self.live = now + after, live and sys.stderr.isatty()
         self.bar: rich.progress.Progress | None = None
         if not after and not silent and self.live:
             self._start_bar()
@@ -72,8 +78,12 @@ class Progress:
         if self.silent:
             return
         now, begins = time.monotonic(), stage != self.stage
+        self.updated, self.note = now, note
         if begins:
-            self.stage, self.first, self.start = stage, done, now
+            self.stage = stage
+            self.marks.clear()
+        if begins or (self.steady and done > self.marks[-1][1]):
+            self.marks.append((now, done))
         self.total = self.total if total is None else total
         if now < self.shown_from:
             return
@@ -84,8 +94,9 @@ class Progress:
         head = ": ".join(filter(None, [stage, count]))
         left = ""
         if self.total and done < self.total:
-            made = done - self.first
-            seconds = (now - self.start) / made * (self.total - done) if made > 0 else math.inf
+            start, first = self.marks[len(self.marks) > 2]
+            made = done - first
+            seconds = (now - start) / made * (self.total - done) if made > 0 else math.inf
             left = f"{duration(seconds)} left"
         if self.bar is not None:
             text = "; ".join(filter(None, [note, left]))
@@ -98,6 +109,11 @@ class Progress:
                 self.say("; ".join(filter(None, [head, note, left])))
             else:
                 self.say(": ".join(filter(None, [head, note])))
+
+    def tick(self, done: int) -> None:
+        """As `update`, with the note of the last one, if that was a while ago."""
+        if time.monotonic() >= self.updated + LINE_SECONDS:
+            self.update(done, self.note, stage=self.stage)
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -139,11 +139,12 @@ def metrics_row(values: dict[str, Any]) -> Row:
     return row
 
 
-def unpacked(values: dict[str, Any]) -> dict[str, Any]:
+def unpacked(values: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics and graphs under the names of docs/runs.md, from the compact form on disk.
 
-    There a quantity of all domains is one list, a field of all edges is one list, and a perplexity
-    is not written: it follows from the loss.
+    There a quantity of all domains is one list, and so is a field of all nodes or edges. Values by
+    source are one object, with * for the source in its name. Perplexity is not written: it follows
+    from the loss.
     """
     row: dict[str, Any] = {}
     for name, value in values.items():
@@ -151,12 +152,15 @@ def unpacked(values: dict[str, Any]) -> dict[str, Any]:
             area, _, quantity = name.partition("/")
             row |= {f"{area}/{j}/{quantity}": one for j, one in enumerate(value)}
             continue
+        if value.__class__ is dict and "*" in name:
+            row |= unpacked({name.replace("*", own, 1): one for own, one in value.items()})
+            continue
         row[name] = value
         if name.endswith("/loss_nats"):
             row[f"{name.removesuffix('loss_nats')}ppl"] = math.exp(min(value, 700.0))
-        elif name == "edges" and value.__class__ is dict:
-            edges = zip(*value.values(), strict=True)
-            row[name] = [dict(zip(value, edge, strict=True)) for edge in edges]
+        elif name in ("nodes", "edges") and value.__class__ is dict:
+            fields = zip(*value.values(), strict=True)
+            row[name] = [dict(zip(value, one, strict=True)) for one in fields]
     return row
 
 

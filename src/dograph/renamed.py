@@ -53,6 +53,8 @@ REMOVED: dict[str, dict[str, Any]] = {
     "dynamic-loss": {"clip_quantile": None},
     "group-dro": {"mode": "online", "absent": "skip", "normalize_losses": False, "normalise": False}
     | {"alpha": 0.2, "gamma": 0.1},
+    "mixing-law": {"law": "exponential"},
+    "mixing-law with a table": {"law": "exponential"},
 }
 # Metrics that had other names, as in the lines of metrics.jsonl.
 RENAMED_METRICS = {b'"weights/max_times_equal"': b'"weights/max_relative_weight"'}

@@ -164,14 +164,13 @@ def median_estimate(values: Sequence[float], level: float = CONFIDENCE) -> Estim
     at least `level`. With too few values the interval spans all of them; the estimate has the
     level that it reaches.
     """
+    from scipy.special import bdtr
+
     ordered, n = sorted(values), len(values)
-    below = [math.comb(n, k) / 2**n for k in range(n + 1)]
-    k, tail = 0, below[0]  # tail: P(Bin <= k)
-    while 2 * (tail + below[k + 1]) <= 1 - level:
-        k += 1
-        tail += below[k]
+    outside = 2 * bdtr(np.arange(n), n, 0.5)  # 2 P(Bin <= k): outside the k-th from either end
+    k = max(int((outside <= 1 - level).sum()) - 1, 0)
     interval = Interval(float(ordered[k]), float(ordered[n - 1 - k]))
-    covered = round(max(1 - 2 * tail, 0.0), 4)
+    covered = round(max(1 - float(outside[k]), 0.0), 4)
     return Estimate(float(statistics.median(ordered)), interval, n, level=covered)
 
 

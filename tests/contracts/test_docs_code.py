@@ -16,8 +16,9 @@ from dograph.cli.main import app
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Blocks that need runs, tables or plans that take minutes to make; other tests call the same
-# functions (tests/unit/eval/test_merging.py, tests/unit/plan, tests/unit/mixtures).
-NOT_RUN = {"analyses.md", "plan.md", "tables.md"}
+# functions (tests/unit/eval/test_merging.py, tests/unit/plan, tests/unit/mixtures). The blocks of
+# nanogpt.md belong into loops that tests/unit/integrations/test_nano_loops.py has.
+NOT_RUN = {"analyses.md", "nanogpt.md", "plan.md", "tables.md"}
 
 
 def blocks(page, language):

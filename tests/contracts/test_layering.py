@@ -24,7 +24,6 @@ LAYERS = [
     "choices",
     "renamed",
     "records",
-    "run_presets",
     "config",
     "kernels",
     "data",

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from dograph.records import unpacked
+
 SETTINGS = (
     "data.seq_len=32",
     "model.preset=tiny",
@@ -55,7 +57,7 @@ def rows(directory: Path) -> list[dict[str, float]]:
     return [
         {
             name: value
-            for name, value in json.loads(line).items()
+            for name, value in unpacked(json.loads(line)).items()
             if not name.startswith(("time/", "memory/"))
         }
         for line in lines

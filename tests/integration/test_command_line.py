@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 
@@ -38,6 +39,7 @@ def scheduled(corpus, tmp_path_factory):
         "mixer.name=scheduled",
         f"mixer.stages={stages}",
         "log.sinks=[tensorboard]",
+        "log.every=1",
         "data.warn_epochs=0.5",
     )
     return directory, out, err
@@ -55,12 +57,18 @@ def test_repeats_are_warned_about_before_training(scheduled):
     assert "warning: gamma would be read through" in err
 
 
+def test_the_run_says_once_how_long_it_takes_by_its_own_steps(scheduled):
+    _, _, err = scheduled
+    (line,) = (line for line in err.splitlines() if line.startswith("measured: "))
+    assert re.fullmatch(r"measured: \S+ s a step, about \d+ s for the other 8", line)
+
+
 def test_the_schedule_was_followed(scheduled):
     directory, _, _ = scheduled
     drawn = [
         {n.split("/")[1] for n in row if n.count("/") == 2 and n.startswith("train/")}
         for row in rows(directory)
-        if "optim/lr" in row
+        if "train/loss_nats" in row
     ]
     assert drawn[0] == {"alpha", "beta"}
     assert drawn[7] == drawn[8] == {"gamma"}

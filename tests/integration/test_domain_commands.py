@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -18,6 +19,8 @@ from corpora import write_corpus
 from dograph.cli.main import main
 from dograph.data.corpus import Manifest
 from dograph.eval.recorded import samples_of_step
+from dograph.records import unpacked
+from long_runs import SOURCES, write_long_run
 
 SETTINGS = (
     "data.seq_len=32",
@@ -43,6 +46,10 @@ DOGRAPH = (
 )
 
 
+SHORT = {"step", "train/loss_nats", "train/ppl", "optim/grad_norm"}
+LOGGED = [5, 6, 10, 12, 15, 18, 20, 24]  # with log.every=5 and eval.every=6
+
+
 def dograph(*arguments, code=0):
     """The command in this process: what it prints, and its exit code."""
     out, err = io.StringIO(), io.StringIO()
@@ -54,7 +61,7 @@ def dograph(*arguments, code=0):
 
 
 def lines(file):
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return [unpacked(json.loads(line)) for line in file.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +81,14 @@ def whole(corpus, tmp_path_factory):
     """A run that was never stopped."""
     directory = tmp_path_factory.mktemp("whole") / "run"
     dograph("train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS, *DOGRAPH)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def detailed(corpus, tmp_path_factory):
+    """The same run, with everything of every step."""
+    directory, given = tmp_path_factory.mktemp("detailed") / "run", (*SETTINGS, *DOGRAPH)
+    dograph("train", f"data.corpus={corpus}", f"run={directory}", *given, "log.every=1")
     return directory
 
 
@@ -105,9 +120,9 @@ def test_a_resumed_run_keeps_the_files_of_one_that_never_stopped(whole, tmp_path
 
 
 def test_samples_and_metrics_tell_the_same(whole):
-    trained = [row for row in rows(whole) if "optim/lr" in row]
+    trained = [row for row in rows(whole) if "weights/effective_samples" in row]
     samples = lines(whole / "samples.jsonl")
-    assert [row["step"] for row in samples] == list(range(1, 25))
+    assert [row["step"] for row in samples] == LOGGED
     for row, sample in zip(trained, samples, strict=True):
         square = sum(weight**2 for weight in sample["weight"])
         assert sum(sample["weight"]) == pytest.approx(12, abs=1e-4)
@@ -117,17 +132,47 @@ def test_samples_and_metrics_tell_the_same(whole):
             continue
         counts = [sample["domain"].count(j) for j in range(3)]
         assert counts == [row[f"domains/{j}/samples"] for j in range(3)]
-    assert samples[11]["weight"] == [1.0] * 12  # warm-up
+    assert samples[LOGGED.index(12)]["weight"] == [1.0] * 12  # warm-up
     assert len(set(samples[-1]["weight"])) > 1
 
 
-def test_the_graph_is_that_of_the_last_batches(whole):
-    graphs = lines(whole / "graph.jsonl")
+def test_a_short_row_per_step_and_what_is_in_it_is_that_of_a_detailed_run(whole, detailed):
+    short, long = (
+        [row for row in rows(run) if "train/loss_nats" in row] for run in (whole, detailed)
+    )
+    assert [row["step"] for row in short] == [row["step"] for row in long] == list(range(1, 25))
+    for row, other in zip(short, long, strict=True):
+        own, all_of = ({k for k in x if not k.startswith("data/")} for x in (row, other))
+        assert own == (all_of if row["step"] in LOGGED else SHORT)
+        assert all(row[name] == other[name] for name in own)
+    dense = {row["step"]: row for row in lines(detailed / "samples.jsonl")}
+    assert lines(whole / "samples.jsonl") == [dense[step] for step in LOGGED]
+
+
+def test_long_runs_of_other_tests_are_written_as_a_run_writes_its_own(whole, tmp_path):
+    simulated = write_long_run(tmp_path / "run", 60)
+
+    def names(run, file, part):
+        """Of the last line that has `part`, without times and sources."""
+        (*_, line) = (x for x in (run / file).read_text().splitlines() if part in x)
+        own = {k: v for k, v in json.loads(line).items() if not k.startswith("time/")}
+        inner = {k: set(v) for k, v in own.items() if k in ("nodes", "edges")}
+        sources = "/(alpha|beta|gamma|" + "|".join(SOURCES) + ")/"
+        return {re.sub(sources, "/*/", name) for name in own}, inner
+
+    metrics = ['{"step":4,', '"data/*/epochs"', '"valid/mean/loss_nats"']  # a short row, whole ones
+    kinds = [("metrics.jsonl", part) for part in metrics]
+    for file, part in [*kinds, ("samples.jsonl", ""), ("graph.jsonl", "")]:
+        assert names(simulated, file, part) == names(whole, file, part), (file, part)
+
+
+def test_the_graph_is_that_of_the_last_batches(detailed):
+    graphs = lines(detailed / "graph.jsonl")
     assert [graph["step"] for graph in graphs] == [12, 18, 24]  # domains from the 11th step on
-    last, metrics = graphs[-1], [row for row in rows(whole) if "optim/lr" in row][-1]
+    last, metrics = graphs[-1], [row for row in rows(detailed) if "train/loss_nats" in row][-1]
     counts = [dict.fromkeys(("alpha", "beta", "gamma"), 0) for _ in range(3)]
-    for sample in lines(whole / "samples.jsonl")[-10:]:
-        shown = samples_of_step(whole, sample["step"])
+    for sample in lines(detailed / "samples.jsonl")[-10:]:
+        shown = samples_of_step(detailed, sample["step"])
         for domain, row in zip(sample["domain"], shown, strict=True):
             counts[domain][row["source"]] += 1
     for node in last["nodes"]:
@@ -156,7 +201,7 @@ def test_graph_shows_and_exports(whole, tmp_path):
 
 
 def test_explain_tells_domains_weights_and_why(whole):
-    shown, sample = samples_of_step(whole, 20), lines(whole / "samples.jsonl")[19]
+    shown, sample = samples_of_step(whole, 20), lines(whole / "samples.jsonl")[LOGGED.index(20)]
     out, _ = dograph("show", "weights", whole, "--step", 20, "--json")
     told = json.loads(out)
     assert [row["domain"] for row in told["samples"]] == sample["domain"]
@@ -173,13 +218,15 @@ def test_explain_tells_domains_weights_and_why(whole):
     out, _ = dograph("show", "weights", whole, "--step", 20)
     assert all(row["text"][:20] in out for row in shown)
     assert f"{sample['weight'][0]:.3f}" in out
-    assert "no domains were known yet" in dograph("show", "weights", whole, "--step", 3)[0]
+    assert "no domains were known yet" in dograph("show", "weights", whole, "--step", 5)[0]
     assert (
         "warm-up until step 12: all 12 samples"
         in dograph("show", "weights", whole, "--step", 12)[0]
     )
     _, err = dograph("show", "weights", whole, "--step", 25, code=2)
     assert "step 25 is not one of them" in err
+    _, err = dograph("show", "weights", whole, "--step", 17, code=2)
+    assert "no weights of step 17: they are recorded every log.every=5 steps" in err
 
 
 def test_a_run_without_domains_is_explained_too(corpus, tmp_path):
@@ -199,8 +246,9 @@ def test_domains_of_one_batch_are_numbered_alike_everywhere(corpus, tmp_path):
     """Recipe paper: no identity over time, so they are listed by falling weight."""
     directory = tmp_path / "run"
     own = ("mixer.recipe=paper", "mixer.warmup_ratio=0", "train.steps=3", "optim.warmup_steps=0")
+    own += ("log.every=1",)
     dograph("train", f"data.corpus={corpus}", f"run={directory}", *SETTINGS, *DOGRAPH, *own)
-    trained = [row for row in rows(directory) if "optim/lr" in row]
+    trained = [row for row in rows(directory) if "train/loss_nats" in row]
     for row, sample in zip(trained, lines(directory / "samples.jsonl"), strict=True):
         counts = [sample["domain"].count(j) for j in range(3)]
         assert counts == [row[f"domains/{j}/samples"] for j in range(3)]

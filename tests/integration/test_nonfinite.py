@@ -39,14 +39,8 @@ def test_the_run_stops_and_names_step_sources_and_samples(tmp_path, monkeypatch)
     assert {sample["source"] for sample in report["samples"]} <= {"alpha", "beta", "gamma"}
     assert load_file(directory / "nonfinite-step-7.safetensors")["token_BT"].shape == (12, 32)
     lines = (directory / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [
-        1,
-        2,
-        3,
-        4,
-        5,
-        6,
-    ]
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert "weights/effective_samples" in json.loads(lines[-1])  # of the last step, all is kept
     assert RunDirectory(directory).checkpoint_steps() == [5]
 
 

@@ -99,8 +99,8 @@ def test_modes_that_fill_gradients_refuse_sharded_parameters(ranks):
         assert said.pop("twopass") is None
         assert said.pop("head") is None
         for mode, message in said.items():
-            assert f"mode {mode} cannot fill the gradients of sharded parameters" in message
-            assert "use mode twopass, or head" in message
+            assert f"mode={mode} cannot fill the gradients of sharded parameters" in message
+            assert "set mode to twopass or head" in message
 
 
 def test_ranks_without_rows_or_gradients(ranks):

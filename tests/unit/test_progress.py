@@ -1,6 +1,11 @@
 """What is shown of work under way: plain lines here, a live bar on a terminal."""
 
+import contextlib
 import io
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +13,8 @@ from dograph import progress
 from dograph.plan.jobs import Job, JobProgress
 from dograph.progress import Progress, counted, duration
 from lab_runs import config_of
+
+SOURCE = str(Path(__file__).parents[2] / "src")
 
 
 @pytest.fixture
@@ -83,6 +90,35 @@ def test_what_was_done_before_tells_nothing_of_the_speed(now, capsys):
     ]
 
 
+def test_the_time_left_of_steady_work_is_that_of_recent_steps(now, capsys):
+    """Not of the first, which compiles, and at any speed: intervals of a minute have it too."""
+    shown = Progress("step {done}/{total}", 1000, steady=True)
+    for seconds in [300.0] + 3 * [60.0] + 40 * [10.0]:
+        now[0] += seconds
+        shown.update(shown.marks[-1][1] + 10)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "step 10/1000; 8.2 h left"  # all that is known
+    assert lines[1:3] == ["step 20/1000; 98 min left", "step 30/1000; 97 min left"]
+    assert lines[-1] == "step 440/1000; 9 min left"
+
+
+def test_between_updates_a_slow_step_is_shown_with_the_last_note(now, capsys):
+    shown = Progress("step {done}/{total}", 100, steady=True)
+    for done in range(1, 6):
+        now[0] += 3.0
+        shown.tick(done)
+    shown.update(6, "loss 3.1")
+    for done in (7, 8):
+        now[0] += 40.0
+        shown.tick(done)
+    assert capsys.readouterr().err.splitlines() == [
+        "step 2/100; 5 min left",
+        "step 4/100; 5 min left",
+        "step 7/100; loss 3.1; 15 min left",
+        "step 8/100; loss 3.1; 23 min left",
+    ]
+
+
 def test_every_stage_is_told_and_has_its_own_speed(now, capsys):
     with Progress("{done}/{total} rows") as shown:
         shown.update(0, stage="loading", total=0)
@@ -120,6 +156,35 @@ def test_a_terminal_gets_a_bar(monkeypatch):
     assert "step 4/4" in written
     assert "loss [3.1]" in written
     assert "a line that stays" in written
+
+
+def test_the_time_left_stays_on_a_terminal_when_steps_are_slow():
+    """On a pseudo-terminal, with a clock on which an interval takes 40 s."""
+    code = (
+        "import time; from dograph import progress\n"
+        "real, skipped = time.monotonic, [0.0]\n"
+        "progress.time = type('', (), {'monotonic': staticmethod(lambda: real() + skipped[0])})\n"
+        "with progress.Progress('step {done}/{total}', 100, steady=True) as shown:\n"
+        "    for done in (10, 20, 30):\n"
+        "        skipped[0] += 40.0\n"
+        "        shown.update(done, 'loss')\n"
+        "        time.sleep(0.25)\n"  # the bar is redrawn ten times a second
+    )
+    ours, theirs = os.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "PYTHONPATH": SOURCE}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stderr=theirs, stdout=theirs, env=environment) as process:
+        os.close(theirs)
+        written = b""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while part := os.read(ours, 4096):
+                written += part
+    os.close(ours)
+    assert process.returncode == 0
+    text = written.decode()
+    assert "step 10/100" in text
+    for left in ("6 min left", "5 min left"):  # 40 s for ten steps, and 90, 80, 70 steps to go
+        assert left in text
 
 
 def test_work_that_ends_soon_shows_nothing(now, capsys):

@@ -11,6 +11,7 @@ from dograph.mixers.doge import DoGE
 from dograph.mixers.dograph import DoGraph, DoGraphOptions
 from dograph.mixers.doremi import DoReMiProxy
 from dograph.mixers.dynamic_loss import DynamicLoss
+from dograph.mixers.sweep import MixingLawOptions
 from dograph.records import read_metrics
 from dograph.renamed import RENAMED, with_new_settings, with_old_settings
 from dograph.report.series import Columns
@@ -147,6 +148,7 @@ def test_a_wrong_value_is_refused_under_the_new_name():
 
 def test_removed_options_are_read_at_their_default_only():
     assert DoGraphOptions(min_size=1, weight_floor=0.0) == DoGraphOptions()
+    assert MixingLawOptions(law="exponential") == MixingLawOptions()
     with pytest.raises(
         ConfigError, match=r"mixer\.min_size=2: this option was removed; leave it out"
     ):
@@ -156,6 +158,8 @@ def test_removed_options_are_read_at_their_default_only():
 def test_a_run_with_a_removed_option_is_still_read():
     old = {"mixer": {"name": "group-dro", "mode": "cvar", "alpha": 0.3, "gamma": 0.1}}
     assert parse_config(old, "old").mixer.options == {"mode": "cvar", "alpha": 0.3}
+    old = {"mixer": {"name": "mixing-law", "law": "exponential", "num_proxies": 8}}
+    assert parse_config(old, "old").mixer.options == {"num_proxies": 8}
 
 
 def test_old_names_are_the_inverse():

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dograph.choices import MODES, Accumulation
+from dograph.choices import Accumulation
 from dograph.config import RunConfig, merge, parse_config, require_compatible, resolve_config
 from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
@@ -58,9 +58,6 @@ class BenchOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for mode in self.modes:
-            if mode not in MODES:
-                raise ConfigError(f'--modes names "{mode}": {did_you_mean(mode, MODES)}')
         layers = PRESETS[self.model].layers
         if "topdown" in self.modes and self.top_blocks > layers:
             raise ConfigError(
@@ -207,7 +204,6 @@ class Arm:
     laps: list[list[Lap]] = field(default_factory=list)
 
     def step(self) -> list[Lap]:
-        """One more step."""
         laps = self.advance(self.done)
         self.done += 1
         return laps

@@ -260,8 +260,9 @@ class Session:
 
     def measure(self, name: str, measure: Callable[[], Findings]) -> None:
         """Measure an arm; if it fails, keep the reason and go on with the others."""
-        start = time.perf_counter()
-        self.say(f"{name}: building and warming up")
+        start, arms = time.perf_counter(), ("plain", *self.options.modes)
+        position = f" ({arms.index(name) + 1} of {len(arms)})" if name in arms else ""
+        self.say(f"{name}{position}: building and warming up")
         try:
             result = measure()
         except Exception as error:  # torch has one class for most of what can go wrong
@@ -340,7 +341,6 @@ class Session:
 
 
 def arm_table(findings: Findings) -> Table:
-    """The results as a table, one row per arm."""
     options, device = findings["options"], findings["device"]
     title = (
         f"{options['model']}, {options['batch']} x {options['seq_len']} tokens, "
@@ -378,7 +378,6 @@ def arm_table(findings: Findings) -> Table:
 
 
 def footnotes(findings: Findings) -> list[str]:
-    """Notes below the table."""
     device = findings["device"]
     notes = [
         f"MFU: of {device['peak_flops_per_second'] / 1e12:,.4g} TFLOP/s ({device['peak_from']})",

@@ -56,7 +56,6 @@ def compare(
 
 
 def _run(ask: "Ask", pool: "Pool") -> None:
-    """Train what is missing, and show the results."""
     from dograph.compare.session import run_compare
     from dograph.compare.tables import tables
 

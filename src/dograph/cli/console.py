@@ -220,7 +220,6 @@ def chosen_settings(settings: Sequence[str] | None, fields: Mapping[str, str]) -
 
 
 def split_names(names: str | None) -> tuple[str, ...]:
-    """Names separated by commas."""
     return tuple(name.strip() for name in names.split(",")) if names else ()
 
 

@@ -5,16 +5,8 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from dograph.cli.console import (
-    argument,
-    option,
-    options_as,
-    preparing,
-    print_table,
-    say,
-    stages,
-    warn,
-)
+from dograph.cli import console
+from dograph.cli.console import argument, option, warn
 
 if TYPE_CHECKING:
     from dograph.data.corpus import Manifest
@@ -87,8 +79,8 @@ def prepare(
     if eot is not None and eot.isdecimal():
         given |= {"eot": None, "eot_id": int(eot)}
     try:
-        with preparing() as report:
-            manifest, already = pipeline.prepare(options_as(PrepareOptions, given), report)
+        with console.preparing() as report:
+            manifest, already = pipeline.prepare(console.options_as(PrepareOptions, given), report)
     except KeyboardInterrupt:
         typer.echo("stopped; the same command continues where it stopped", err=True)
         raise typer.Exit(130) from None
@@ -101,7 +93,7 @@ def verify(corpus: Path = argument(..., "folder of a prepared corpus")) -> None:
     """Compare every byte of a corpus with the digests made when it was prepared."""
     from dograph.data import digests
 
-    with stages("MB") as show:
+    with console.stages("MB") as show:
         found = digests.verify(
             corpus, lambda done, total: show("reading", done // 10**6, total // 10**6)
         )
@@ -112,7 +104,7 @@ def verify(corpus: Path = argument(..., "folder of a prepared corpus")) -> None:
         warn([f"{text}of the documents is checked"], "note")
     warn(found.damage, "damage")
     if found.damage:
-        say(f"{corpus} is damaged; restore these files from a copy, or prepare it again")
+        console.say(f"{corpus} is damaged; restore these files from a copy, or prepare it again")
         raise typer.Exit(1)
     size = f"{found.num_files} files, {found.num_bytes / 1e6:,.1f} MB"
     print(f"{corpus} is as it was prepared: {size}")
@@ -135,7 +127,7 @@ def print_composition(manifest: "Manifest") -> None:
         for share in (row.share, *([row.paper_share] if compared else [])):
             cells.append("" if share is None else f"{100 * share:.1f} %")
         lines.append([*cells, f"{row.validation_tokens:,}"])
-    print_table(titles, lines, box=None, pad_edge=False, collapse_padding=True)
+    console.print_table(titles, lines, box=None, pad_edge=False, collapse_padding=True)
     paper = "; paper: the same in the paper's data table" if compared else ""
     print(f"share: of the {'bytes' if by_bytes else 'tokens'}{paper}; held out: validation tokens")
     absent, keep = ", ".join(absent_sources(manifest)), f"--keep {options.get('keep')}"

@@ -4,16 +4,18 @@ import importlib.metadata
 import json
 import os
 import platform
-import re
 import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from dograph.cli.console import AS_JSON, open_console
 from dograph.processes import machine_memory
@@ -24,16 +26,10 @@ if TYPE_CHECKING:
 MIN_MEMORY_GIB, MIN_DISK_GIB, GIB = 4, 5, 1 << 30
 Part = Literal["core", "extra", "machine"]
 MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]note[/]", "missing": "[red]missing[/]"}
-_REQUIREMENT = re.compile(
-    r"(?P<name>[\w.-]+)(\[[^]]*\])?\s*(>=\s*(?P<minimum>[\d.]+))?"
-    r"[^;]*(;.*extra\s*==\s*['\"](?P<extra>[^'\"]+)['\"])?"
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check."""
-
     part: Part
     name: str
     status: Literal["ok", "missing", "warn"]
@@ -93,33 +89,35 @@ def is_core_fine(findings: list[Finding]) -> bool:
 def _packages() -> Iterator[Finding]:
     """Python, dograph, the core's requirements, then each extra, from the list that pip reads."""
     version, python = _version("dograph"), platform.python_version()
-    wanted = importlib.metadata.metadata("dograph")["Requires-Python"] if version else ""
-    needed = ".".join(re.findall(r"\d+", wanted or "")) or "3.11"
-    detail = f"{python} (needs >= {needed}), {sys.executable}"
-    is_new_enough = _release(python) >= _release(needed)
-    yield check("core", "Python", is_new_enough, detail, f"install Python {needed} or newer")
+    about: Any = importlib.metadata.metadata("dograph") if version else {}
+    needed = SpecifierSet(about.get("Requires-Python") or ">=3.11")
+    detail = f"{python} (needs {needed}), {sys.executable}"
+    yield check("core", "Python", python in needed, detail, f"install Python {needed}")
     detail = version or "runs from its files, but is not installed"
     yield check("core", "dograph", version is not None, detail, "pip install -e .")
-    extras: dict[str, list[tuple[str, str]]] = {}  # by extra: problem, and name with version
     lines = (importlib.metadata.requires("dograph") or []) if version is not None else []
-    for match in filter(None, map(_REQUIREMENT.match, lines)):
-        name, least, extra = match["name"], match["minimum"] or "0", match["extra"]
-        version, problem = _version(name), ""
+    names = about.get_all("Provides-Extra", []) if version is not None else []
+    # By extra: problem, and name with version.
+    extras: dict[str, list[tuple[str, str]]] = {name: [] for name in names if name != "dev"}
+    for needs in map(Requirement, lines):
+        name, version, problem = needs.name, _version(needs.name), ""
         if version is None:
             problem = f"{name} is not installed"
-        elif _release(version) < _release(least):
-            problem = f"{name} {version} is older than {least}"
-        if not extra:
-            detail = problem or f"{version} (needs >= {least})"
-            yield check("core", name, not problem, detail, f"pip install '{name}>={least}'")
-        elif extra != "dev":
-            extras.setdefault(extra, []).append((problem, f"{name} {version}"))
-    for extra, needs in extras.items():
-        if problems := [problem for problem, _ in needs if problem]:
+        elif Version(version).base_version not in needs.specifier:
+            problem = f"{name} {version} is not {needs.specifier}"
+        if needs.marker is None:
+            detail = problem or f"{version} (needs {needs.specifier})"
+            yield check("core", name, not problem, detail, f"pip install '{name}{needs.specifier}'")
+            continue
+        for extra, own in extras.items():
+            if needs.marker.evaluate({"extra": extra}):
+                own.append((problem, f"{name} {version}"))
+    for extra, own in extras.items():
+        if problems := [problem for problem, _ in own if problem]:
             remedy = f"pip install 'dograph[{extra}]'"
             yield Finding("extra", extra, "missing", "; ".join(problems), remedy)
         else:
-            yield Finding("extra", extra, "ok", ", ".join(version for _, version in needs))
+            yield Finding("extra", extra, "ok", ", ".join(version for _, version in own))
 
 
 def _version(distribution: str) -> str | None:
@@ -127,14 +125,6 @@ def _version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """The numbers before any suffix, without trailing zeros: 2.13.0+cpu is (2, 13)."""
-    numbers = [int(part) for part in re.split(r"[^\d.]", version)[0].split(".") if part]
-    while numbers and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers)
 
 
 def _memory_and_disk() -> Iterator[Finding]:
@@ -152,7 +142,6 @@ def _memory_and_disk() -> Iterator[Finding]:
 
 
 def _devices(torch: "ModuleType") -> Iterator[Finding]:
-    """The CPU and the GPUs."""
     cores = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else cores
     threads = torch.get_num_threads()

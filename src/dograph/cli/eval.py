@@ -50,7 +50,6 @@ def evaluate(
 
 
 def _evaluate(run: str, out: Path | None, request: "EvalRequest") -> None:
-    """Evaluate, write the result and show it."""
     from dograph.data.corpus import Corpus
     from dograph.eval.evaluate import evaluate as evaluated
     from dograph.eval.evaluate import find_subject, source_table, task_table

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dograph.cli.console import argument, option, parse_pairs, require_writable, say, warn
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError
 
 
 def export(
@@ -56,23 +56,13 @@ def export(
 def _find_weights(name: str, corpus: Path | None) -> Mapping[str, float]:
     """The mixture that `name` stands for; a published one under the names of `corpus`, if given."""
     from dograph.data.corpus import Corpus
-    from dograph.mixtures.file import read_mixture_file
-    from dograph.mixtures.published import PRESETS
+    from dograph.mixtures.published import find_mixture
 
-    path = Path(name)
-    if path.is_dir():
-        return _last_weights(path)
-    if path.exists():
-        return read_mixture_file(path).weights
-    if name not in PRESETS:
-        raise ConfigError(
-            f"{name} is no file, no run and no published mixture; {did_you_mean(name, PRESETS)}"
-        )
-    if corpus is None:
-        return PRESETS[name].file.weights
-    fitted, notes = PRESETS[name].fit(Corpus(corpus).sources)
+    if Path(name).is_dir():
+        return _last_weights(Path(name))
+    file, notes = find_mixture(name, Corpus(corpus).sources if corpus is not None else None)
     warn(notes)
-    return fitted.weights
+    return file.weights
 
 
 def _print_presets() -> None:
@@ -92,21 +82,18 @@ def _last_weights(run: Path) -> dict[str, float]:
     from dograph.data.corpus import Corpus
     from dograph.data.sampler import WeightLog
     from dograph.records import Skipped
+    from dograph.train.assembly import open_sampler
     from dograph.train.run_dir import RunDirectory
 
     directory = RunDirectory.open(run)
     if not directory.weights_file.is_file():
         raise ConfigError(f"{run} has no {directory.weights_file.name} yet; train it first")
-    corpus = Corpus(directory.config().data.corpus)
-    strata = {stratum.entry.stratum: stratum.entry.source for stratum in corpus.train}
-    skipped = Skipped()
-    entries = WeightLog.load(directory.weights_file, list(strata), skipped).entries
+    config, skipped = directory.config(), Skipped()
+    corpus = Corpus(config.data.corpus)
+    sampler = open_sampler(config, corpus)
+    entries = WeightLog.load(directory.weights_file, sampler.names, skipped).entries
     if not entries:
         why = "".join(f" ({text})" for text in skipped.warnings())
         raise ConfigError(f"{directory.weights_file} has no mixture{why}; give a mixture file")
     warn(skipped.warnings())
-    last = entries[-1]
-    totals = dict.fromkeys(corpus.sources, 0.0)
-    for source, weight in zip(strata.values(), last.weight_S.tolist(), strict=True):
-        totals[source] += weight
-    return totals
+    return dict.fromkeys(corpus.sources, 0.0) | sampler.by_source(entries[-1].weight_S)

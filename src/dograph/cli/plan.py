@@ -34,8 +34,8 @@ dograph train recipe.yaml mixer.name=static mixer.file=mixture.yaml
 A proxy is the run with a smaller model and a quarter of the steps, unless --proxy says otherwise.
 Proxies are kept in --lab and never trained twice: after Ctrl-C, a kill or a crash the same command
 continues. With --from-table no proxies are trained, and METHOD's options are mixer.target,
-mixer.prior, mixer.caps, mixer.max_epochs, mixer.surrogate and mixer.top (regmix) or mixer.law
-(mixing-law). More: docs/plan.md.
+mixer.prior, mixer.caps, mixer.max_epochs and, of regmix, mixer.surrogate and mixer.top. More:
+docs/plan.md.
 """
 
 

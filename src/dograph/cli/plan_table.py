@@ -13,10 +13,10 @@ from dograph.cli.plan import Pair, deliver
 from dograph.config import Options, RunConfig, merge, parse_override, resolve_config
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
-from dograph.mixtures.file import MixtureFile, Provenance, read_mixture_file
+from dograph.mixtures.file import MixtureFile, Provenance
 from dograph.mixtures.from_table import propose_from_table
 from dograph.mixtures.proposals import TOP
-from dograph.mixtures.published import PRESETS
+from dograph.mixtures.published import find_mixture
 from dograph.mixtures.tables import MixtureTable, read_table
 
 SEED = 42
@@ -34,16 +34,12 @@ class TableOptions(Options):
 
 
 class RegMixTable(TableOptions):
-    """Options of RegMix from a table."""
-
     surrogate: str | None = None  # None: the one that best ranks left-out runs
     top: int | None = None  # simulated mixtures that are averaged
 
 
 class MixingLawTable(TableOptions):
-    """Options of the mixing law from a table."""
-
-    law: str | None = None  # exponential (None) or transfer
+    owner: ClassVar[str] = "mixing-law with a table"
 
 
 TABLE_METHODS: dict[str, type[TableOptions]] = {"regmix": RegMixTable, "mixing-law": MixingLawTable}
@@ -74,8 +70,7 @@ def plan_from_table(
                 f"{corpus.sources}; plan without CONFIG, or for a corpus with the table's sources"
             )
     caps = _caps(options, run, corpus)
-    surrogate = options.surrogate if method == "regmix" else options.law
-    top = getattr(options, "top", None)
+    surrogate, top = getattr(options, "surrogate", None), getattr(options, "top", None)
     proposal = propose_from_table(
         "regmix" if method == "regmix" else "mixing-law",
         table,
@@ -106,12 +101,12 @@ def _prior(
     given: str | None, corpus: Corpus | None, table: MixtureTable
 ) -> Mapping[str, float] | None:
     """The mixture to start from: the given one, else the corpus' own, else the table's mean."""
-    if given is not None and given in PRESETS:
-        mixture, notes = PRESETS[given].fit(table.sources)
-        warn(notes, "note")
-        return dict.fromkeys(table.sources, 0.0) | dict(mixture.weights)
     if given is not None:
-        return read_mixture_file(Path(given)).weights
+        file, notes = find_mixture(given, table.sources)
+        warn(notes, "note")
+        # A file must name every source; a published mixture cannot know them.
+        unnamed = {} if Path(given).exists() else dict.fromkeys(table.sources, 0.0)
+        return unnamed | file.weights
     if corpus is None:
         return None
     tokens = corpus.tokens_by_source()

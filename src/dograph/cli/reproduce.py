@@ -78,11 +78,9 @@ def reproduce(
 def _run(
     wanted: "Wanted", request: "EvalRequest", where: tuple[str, int | None], *, dry_run: bool
 ) -> None:
-    """Check everything, train what is missing, and show the results."""
     from dograph.eval.evaluate import EvalRequest
     from dograph.reproduce import session
     from dograph.reproduce.artefacts import build_asks, require_corpus
-    from dograph.reproduce.seen import COORDINATES
 
     artefact = wanted.artefact
     has_task_options = request != EvalRequest(batch_size=request.batch_size)
@@ -113,11 +111,6 @@ def _run(
     except KeyboardInterrupt:
         say("stopped; nothing is lost: the same command continues")
         sys.exit(130)
-    if artefact.kind == "gradient-pca":
-        from dograph.report.figures import picture_notes
-
-        notes = picture_notes(folder / COORDINATES, folder / "gradient-pca.svg")
-        outcome = replace(outcome, notes=[*outcome.notes, *notes])
     session.print_outcome(console.open_console(WIDTH), artefact, outcome)
     print(f"results: {folder / session.RESULT}; runs: {folder}")
     if outcome.failures:

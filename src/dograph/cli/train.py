@@ -211,7 +211,7 @@ def _print_forecast(config: "RunConfig") -> None:
     """What a run would cost and draw, as tables."""
     from dograph.data.corpus import Corpus
     from dograph.mixers.registry import mixer_class
-    from dograph.train.forecast import EFFICIENCY, forecast
+    from dograph.train.forecast import forecast
 
     def size(count: int) -> str:
         return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
@@ -219,7 +219,7 @@ def _print_forecast(config: "RunConfig") -> None:
     costs, mixer = forecast(config, Corpus(ensured(config.data.corpus))), config.mixer
     print(f"mixer: {mixer_class(mixer.name).describe(mixer.name, mixer.options)}")
     shared = ", shared by all ranks" if config.train.shard else ""
-    speed = f"{EFFICIENCY:.0%} of {costs.flops_per_second / 1e12:.2f} TFLOP/s measured"
+    speed = f"{costs.flops_per_second / 1e9:,.3g} GFLOP/s, measured on a layer of the model"
     facts = {
         "parameters": f"{costs.parameters:,}",
         "memory, weights and optimizer": size(costs.state_bytes) + shared,

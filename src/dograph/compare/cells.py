@@ -33,8 +33,6 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A finished plan."""
-
     file: Path
     weights: dict[str, float]
     flops: float

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BeforeValidator, TypeAdapter
 
+from dograph import stats
 from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell, Planned
 from dograph.data.corpus import Corpus
@@ -19,20 +20,7 @@ from dograph.errors import RunError
 from dograph.eval.recorded import read_validation
 from dograph.plan.jobs import Result
 from dograph.records import Skipped, read_record
-from dograph.stats import (
-    ABOVE_ZERO,
-    LEAST_SEEDS,
-    METRICS,
-    Estimate,
-    Interval,
-    claim,
-    holm,
-    paired_difference,
-    percentile_interval,
-    resample,
-    summaries,
-    t_interval,
-)
+from dograph.stats import LEAST_SEEDS, METRICS, Estimate, Interval
 from dograph.train.distributed import describe_environment
 from dograph.train.run_dir import RunDirectory
 
@@ -66,8 +54,8 @@ class Spread:
         if self.deviation is None or self.seeds < 2 or not math.isfinite(self.deviation):
             return Estimate(self.mean)
         error = self.deviation / math.sqrt(self.seeds)
-        interval = t_interval(self.mean, error, self.seeds - 1)
-        return Estimate(self.mean, interval).within(ABOVE_ZERO)
+        interval = stats.t_interval(self.mean, error, self.seeds - 1)
+        return Estimate(self.mean, interval).within(stats.ABOVE_ZERO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,10 +236,10 @@ def contrasts(
     for label in others:
         loss_RMNS = _resampled(runs[baseline], runs[label], sources)
         if loss_RMNS is not None:
-            metrics = summaries(loss_RMNS, share_S)
+            metrics = stats.summaries(loss_RMNS, share_S)
             metrics |= {source: loss_RMNS[..., s] for s, source in enumerate(sources)}
             for name, value_RMN in metrics.items():
-                over_text[label, name] = percentile_interval(value_RMN, 1, 0)
+                over_text[label, name] = stats.percentile_interval(value_RMN, 1, 0)
 
     def by_seed(label: str, name: str) -> dict[int, float]:
         """A summary or a source's loss; no source has the name of a summary."""
@@ -262,13 +250,13 @@ def contrasts(
     contrast_of: dict[tuple[str, str], Contrast] = {}
     for family in families:
         tests = [
-            paired_difference(by_seed(label, name), by_seed(baseline, name), len(family))
+            stats.paired_difference(by_seed(label, name), by_seed(baseline, name), len(family))
             for label, name in family
         ]
-        adjusted = holm([test.p_value for test in tests])
+        adjusted = stats.holm([test.p_value for test in tests])
         for key, test, p_holm in zip(family, tests, adjusted, strict=True):
             over_seeds = (test.value, test.num, test.interval, test.simultaneous, test.p_value)
-            said = claim(test, p_holm)
+            said = stats.claim(test, p_holm)
             contrast_of[key] = Contrast(*over_seeds, p_holm, over_text.get(key), said)
     return {
         label: Contrasts(
@@ -293,7 +281,7 @@ def _resampled(baseline: BySeed, method: BySeed, sources: Sequence[str]) -> np.n
         ), "runs of one comparison read the same blocks"
         loss_MNn = np.array([[run.blocks[source][1] for run in own] for own in pair])
         blocks_of[source] = predictions, np.moveaxis(loss_MNn, -1, 0)
-    return resample(blocks_of)
+    return stats.resample(blocks_of)
 
 
 def build_findings(
@@ -368,7 +356,7 @@ def _cell(
         seconds=RunCost(result.seconds, planning, result.seconds + planning),
         peak_bytes=result.peak_bytes,
         losses=dict(result.losses),
-        summaries={name: float(value) for name, value in summaries(loss_S, share_S).items()},
+        summaries={name: float(value) for name, value in stats.summaries(loss_S, share_S).items()},
         epochs=dict(result.epochs),
         curve=[(step, dict(losses)) for step, losses in result.curve],
     )

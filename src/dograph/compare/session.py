@@ -24,7 +24,7 @@ from dograph.plan.pool import JobError, Pool
 from dograph.progress import duration
 from dograph.records import read_record
 from dograph.train.assembly import CorpusLab, open_sampler
-from dograph.train.forecast import EFFICIENCY, measure_matmul, start_warnings
+from dograph.train.forecast import measure_speed, start_warnings
 
 
 def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) -> Findings:
@@ -175,8 +175,8 @@ def forecast_lines(
     if plans:
         yield "  plans are estimated by their first proxies; later ones may depend on their results"
     flops = sum(cell.flops for cell in cells)
-    seconds = flops / (EFFICIENCY * measure_matmul(ask.config, 256))
+    seconds = flops / measure_speed(ask.config, corpus)
     yield (
         f"total: {flops:.3g} FLOPs without plans, about {duration(seconds)} of one worker here, "
-        "at the usual fraction of this machine's matmul speed"
+        "at the speed measured on a layer of the model"
     )

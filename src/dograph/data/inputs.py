@@ -12,6 +12,7 @@ from typing import Literal, NoReturn
 from dograph.data.corpus import Split
 from dograph.data.formats import ARCHIVES, dataset_splits
 from dograph.errors import CorpusError
+from dograph.files import load_yaml, package_text
 
 Kind = Literal["lines", "parquet", "text", "disk", "hub", "embedded", "megatron", "nanogpt"]
 
@@ -66,19 +67,14 @@ def walk(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A known corpus: where it is, how its records name their source, the sizes of its sources."""
+    """A known corpus (recipes.yaml)."""
 
     name: str
     hub: str  # Hugging Face dataset
     validation: str  # name of its validation split
     source_field: str
-    sizes: str  # "source size, ..." in the paper's data table, in any unit
+    table: Mapping[str, float]  # sizes of its sources in the paper's data table, in any unit
     closed: bool  # documents of a source outside the table are left out
-
-    @property
-    def table(self) -> dict[str, float]:
-        rows = (row.rsplit(" ", 1) for row in self.sizes.split(", "))
-        return {source: float(size) for source, size in rows}
 
     def shares(self) -> dict[str, float]:
         """Share of bytes of each source in the paper."""
@@ -86,30 +82,8 @@ class Recipe:
         return {source: size / total for source, size in self.table.items()}
 
 
-_RECIPES = (
-    Recipe(
-        "slimpajama-6b",
-        "DKYoon/SlimPajama-6B",
-        validation="test",
-        source_field="meta.redpajama_set_name",
-        sizes="RedPajamaCommonCrawl 54.1, RedPajamaC4 28.7, RedPajamaGithub 4.2, "  # percent
-        "RedPajamaBook 3.7, RedPajamaArXiv 3.4, RedPajamaWikipedia 3.1, RedPajamaStackExchange 2.8",
-        closed=False,
-    ),
-    Recipe(
-        "pile",
-        "monology/pile-uncopyrighted",
-        validation="validation",
-        source_field="meta.pile_set_name",
-        # effective GiB of the 17 of its 22 sets that are still available
-        sizes="Pile-CC 227.12, PubMed Central 180.55, ArXiv 112.42, Github 95.16, FreeLaw 76.73, "
-        "StackExchange 64.39, USPTO Backgrounds 45.81, PubMed Abstracts 38.53, "
-        "Gutenberg (PG-19) 27.19, Wikipedia (en) 19.13, DM Mathematics 15.49, Ubuntu IRC 11.03, "
-        "EuroParl 9.17, HackerNews 7.80, PhilPapers 4.76, NIH ExPorter 3.79, Enron Emails 1.76",
-        closed=True,
-    ),
-)
-RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _RECIPES}
+_RECIPES = load_yaml(package_text("data/recipes.yaml"))
+RECIPES: Mapping[str, Recipe] = {name: Recipe(name, **own) for name, own in _RECIPES.items()}
 
 # The first of these that an input has is its validation split.
 VALIDATION_WORDS = ("validation", "valid", "val", "test")

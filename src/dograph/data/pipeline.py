@@ -27,7 +27,7 @@ from dograph.data.formats import Bad, Chunk, Position, RawRow
 from dograph.data.inputs import EMBEDDED, Input, resolve_all, walk
 from dograph.data.options import PrepareOptions
 from dograph.data.tokenizer import TokenizerFile, find_tokenizer, place_tokenizer, train_bpe
-from dograph.errors import CorpusError
+from dograph.errors import CorpusError, listed
 from dograph.files import sync_file
 
 COMMIT_SECONDS = 5.0
@@ -85,7 +85,7 @@ def prepare(options: PrepareOptions, report: Report = lambda _: None) -> Prepare
             given = find_tokenizer(options.tokenizer)
             content = f"{given.content}\0{given.eos}".encode()
             stamps[f"the tokenizer {options.tokenizer}"] = hashlib.sha256(content).hexdigest()
-        asked = options.recorded() | {"left_out": staging.listed(left_out)}
+        asked = options.recorded() | {"left_out": listed(left_out, staging.MOST_NAMES) or None}
         recorded = staging.Recorded(options=asked, stamps=stamps)
         manifest = staging.finished_corpus(options, recorded)
         if manifest is not None:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
@@ -35,12 +35,13 @@ from dograph.data.formats import Position
 from dograph.data.inputs import Input
 from dograph.data.options import STAGING, PrepareOptions, Value
 from dograph.data.tokenizer import TOKENIZER_FILE
-from dograph.errors import CorpusError
+from dograph.errors import CorpusError, listed
 from dograph.files import sha256_of, sync_file, write_json
 
 REPAIRS = "repairs.jsonl"
 SPLITS: tuple[Split, ...] = ("train", "validation")
 COPY_TOKENS = 1 << 20
+MOST_NAMES = 20  # of files or sources, in an option that the manifest records
 _JOURNAL = "journal.json"
 _REPLACED = "replaced.json"  # manifest of a corpus that is being replaced
 _BLOCK_DOCUMENTS = 1 << 16
@@ -240,7 +241,7 @@ def finish(options: PrepareOptions, inputs: list[Input], journal: Journal) -> Ma
         lost -= {entry.source for entry in entries["train"]}
         unkept["unkept_documents"] = num_unkept
         unkept["unkept_bytes"] = sum(output.unkept_bytes for output in journal.outputs)
-        unkept["unkept_sources"] = listed(sorted(lost))
+        unkept["unkept_sources"] = listed(sorted(lost), MOST_NAMES) or None
     repairs = {**journal.repairs, "empty source": num_empty} if num_empty else journal.repairs
     return publish(options, inputs, journal, journal.tokenizer, entries, unkept, repairs)
 
@@ -267,12 +268,6 @@ def _by_source(
     for split, source in product(SPLITS, with_text):
         known.setdefault((split, source), Output(split=split, source=source))
     return {s: [known[split, s] for split in SPLITS] for s in with_text}, len(empty)
-
-
-def listed(names: Sequence[str], most: int = 20) -> str | None:
-    """Names in a line of bounded length, None if there are none."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more if names else None
 
 
 def hold_out(both: list[Output], dtype: np.dtype, folder: Path) -> list[Output]:

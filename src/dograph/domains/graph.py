@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape, quoteattr
+from xml.etree import ElementTree
 
 import torch
 from torch import Tensor
@@ -93,11 +93,6 @@ class DomainGraph:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "DomainGraph":
-        nodes = [Node(**node) for node in value["nodes"]]
-        return cls(value["step"], nodes, [Edge(**edge) for edge in value["edges"]])
-
 
 def build_graph(
     domains: Domains,
@@ -167,32 +162,31 @@ def to_graphml(graph: DomainGraph, words: Mapping[int, str] | None = None) -> st
     keys += [(f"source: {name}", "node", "int") for name in names]
     keys += [("cosine", "edge", "double"), ("mmd_squared", "edge", "double")]
     identity = {key[:2]: f"d{i}" for i, key in enumerate(keys)}
-    lines = [
-        '<?xml version="1.0" encoding="UTF-8"?>',
-        '<graphml xmlns="http://graphml.graphdrawing.org/xmlns">',
-    ]
+    root = ElementTree.Element("graphml", xmlns="http://graphml.graphdrawing.org/xmlns")
     for name, kind, form in keys:
-        given = f'id="{identity[name, kind]}" for="{kind}" attr.name={quoteattr(_xml(name))}'
-        lines.append(f'  <key {given} attr.type="{form}"/>')
-    lines.append(f'  <graph id="step-{graph.step}" edgedefault="undirected">')
+        about = {"id": identity[name, kind], "for": kind, "attr.name": _xml(name)}
+        ElementTree.SubElement(root, "key", about | {"attr.type": form})
+    about = {"id": f"step-{graph.step}", "edgedefault": "undirected"}
+    parent = ElementTree.SubElement(root, "graph", about)
 
-    def data(kind: str, values: dict[str, Any]) -> list[str]:
-        return [
-            f'      <data key="{identity[name, kind]}">{escape(_xml(str(value)))}</data>'
-            for name, value in values.items()
-            if value is not None
-        ]
+    def add(kind: str, about: dict[str, str], values: dict[str, Any]) -> None:
+        element = ElementTree.SubElement(parent, kind, about)
+        for name, value in values.items():
+            if value is not None:
+                data = ElementTree.SubElement(element, "data", key=identity[name, kind])
+                data.text = _xml(str(value))
 
     for node in graph.nodes:
         values = {"label": _title(node, (words or {}).get(node.domain)), "samples": node.samples}
         values |= {name: value for name, value in asdict(node).items() if name in _FIGURES}
         values |= {f"source: {name}": count for name, count in node.sources.items()}
-        lines += [f'    <node id="n{node.domain}">', *data("node", values), "    </node>"]
+        add("node", {"id": f"n{node.domain}"}, values)
     for edge in graph.edges:
         values = {"cosine": edge.cosine, "mmd_squared": edge.mmd_squared}
-        lines.append(f'    <edge source="n{edge.first}" target="n{edge.second}">')
-        lines += [*data("edge", values), "    </edge>"]
-    return "\n".join([*lines, "  </graph>", "</graphml>", ""])
+        add("edge", {"source": f"n{edge.first}", "target": f"n{edge.second}"}, values)
+    ElementTree.indent(root)
+    text = ElementTree.tostring(root, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
 
 
 def _title(node: Node, words: str | None) -> str:

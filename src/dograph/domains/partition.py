@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dograph.errors import ConfigError
 from dograph.kernels import usable
 from dograph.types import Domains
 
@@ -176,8 +175,6 @@ def limit_weights(
     exact. With the k largest at the limit the total over shares is a line in the level, and the
     true total is the least of these lines over k. n is the number of weights, or `size`.
     """
-    if not times >= 1:
-        raise ConfigError(f"the largest relative weight must be at least 1, got {times}")
     most = times / (len(weight_X) if size is None else size)
     falling_X, order_X = weight_X.double().sort(descending=True, stable=True)
     share_X = torch.ones_like(falling_X) if share_X is None else share_X.double()[order_X]
@@ -212,8 +209,6 @@ def limit_variance(
     number of weights, or `size`. Weights of a part of a batch have a `mean` u of their own, which
     leaves room for 1/rho - (n u)^2, or for none.
     """
-    if not 0 < rho <= 1:
-        raise ConfigError(f"the effective fraction of samples must be in (0, 1], got {rho}")
     size = len(weight_X) if size is None else size
     equal = 1 / size if mean is None else mean
     room = 1 / rho - 1 if mean is None else (1 / rho - (size * mean).square()).clamp_min(0)

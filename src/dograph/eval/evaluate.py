@@ -32,6 +32,7 @@ from dograph.eval.tasks import TASKS, Documents, parse_limits, pick_tasks, read_
 from dograph.files import sha256_of
 from dograph.models.build import require_folder
 from dograph.models.loss import PerSampleLoss
+from dograph.records import unpacked
 from dograph.train.distributed import World, describe_environment, pick_device
 from dograph.train.metrics import SUMMARIES, Row, validate, validation_blocks, validation_row
 from dograph.train.run_dir import RunDirectory, run_of_model
@@ -80,8 +81,6 @@ def find_subject(name: str) -> Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalRequest:
-    """What to evaluate, and how."""
-
     benchmarks: Path | None = None  # None: the hub
     tasks: tuple[str, ...] = ()  # empty: all nine
     limit: str | None = None
@@ -231,7 +230,7 @@ def source_losses(scorer: Scorer, corpus: Corpus, config: RunConfig) -> Row:
     nats, _ = validate(
         lambda token_BT: model(token_BT.to(device)), blocks_of, scorer.batch_size, world
     )
-    row = validation_row(0, nats, corpus)
+    row = unpacked(validation_row(0, nats, corpus))
     return {name.removeprefix("valid/"): x for name, x in row.items() if name != "step"}
 
 

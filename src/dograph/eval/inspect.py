@@ -9,7 +9,7 @@ Shapes: N rows, T tokens, K sketch, M domains, G sources.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import combinations, pairwise
+from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,6 @@ TOKENS_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectRequest:
-    """What to inspect."""
-
     model: str  # a preset, or any causal LM by path or Hugging Face name
     corpus: Path
     rows: int = 256  # in total, shared equally among the sources
@@ -80,8 +78,6 @@ class ModelPart:
 
 @dataclass(frozen=True, slots=True)
 class NearestSample:
-    """A sample near its domain's centroid."""
-
     domain: int
     source: str
     document: int
@@ -115,7 +111,6 @@ class Inspection:
 
 
 def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> Inspection:
-    """Sketch, compare, cluster."""
     corpus = Corpus(request.corpus)
     report(f"loading {request.model}", 0, 0)
     model, seq_len, notes = open_subject(request, corpus)
@@ -267,15 +262,13 @@ def _compared(
     sketch_NK: Tensor, source_N: Tensor, sources: list[str], num_permutations: int, seed: int
 ) -> list[Pair]:
     """Pairs of sources, those farthest apart first."""
-    mmd = pairwise_mmd(
+    found = pairwise_mmd(
         sketch_NK, source_N, len(sources), num_permutations=num_permutations, seed=seed
     )
     pairs = []
-    for g, h in combinations(range(len(sources)), 2):
-        both = (float(mmd.mmd_squared_GG[g, h]), float(mmd.separation_GG[g, h]))
-        mmd_squared, separation = (value if isfinite(value) else None for value in both)
-        p_value = float(mmd.p_value_GG[g, h])
-        pairs.append(Pair(sources[g], sources[h], mmd_squared, separation, p_value))
+    for (g, h), pair in found.items():
+        mmd_squared, separation = (value if isfinite(value) else None for value in pair[:2])
+        pairs.append(Pair(sources[g], sources[h], mmd_squared, separation, pair.p_value))
     return sorted(pairs, key=lambda pair: -(pair.separation or 0.0))
 
 

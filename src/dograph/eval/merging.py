@@ -25,14 +25,8 @@ from torch import Tensor
 from dograph.domains.kmeans import KMeans
 from dograph.domains.partition import agreement, agreement_of_counts
 from dograph.errors import ConfigError, RunError
-from dograph.eval.gradients import (
-    LEAST_ROWS,
-    Probe,
-    Separation,
-    probed_steps,
-    read_probe,
-    separation,
-)
+from dograph.eval import gradients
+from dograph.eval.gradients import LEAST_ROWS, Probe, Separation
 from dograph.eval.inspect import perceived
 from dograph.files import plain
 from dograph.rng import stream
@@ -120,7 +114,8 @@ def perception(probe: Probe, num_domains: int, seed: int) -> Perception:
     norm_N = gram_NN.diagonal().sqrt()
     norm_N = norm_N.masked_fill(norm_N == 0, 1)
     cosine_NN = gram_NN / (norm_N[:, None] * norm_N)
-    whole, directions = separation(gram_NN, source_N), separation(cosine_NN, source_N)
+    whole = gradients.separation(gram_NN, source_N)
+    directions = gradients.separation(cosine_NN, source_N)
     # Rows with these inner products; the largest entry of each column is positive.
     value_N, vector_NN = torch.linalg.eigh(cosine_NN)
     largest_1N = vector_NN.abs().argmax(dim=0, keepdim=True)
@@ -198,7 +193,7 @@ def merging(runs: Sequence[Path], num_domains: int = 11, seed: int = 0) -> Mergi
         raise ConfigError("no run was given; give one, or several that differ by their seeds")
     if len({run.resolve() for run in runs}) < len(runs):
         raise ConfigError(f"a run is given twice in {[str(run) for run in runs]}; give each once")
-    steps_of = {str(run): probed_steps(run) for run in runs}
+    steps_of = {str(run): gradients.probed_steps(run) for run in runs}
     steps, *others = steps_of.values()
     if any(other != steps for other in others):
         raise ConfigError(
@@ -241,7 +236,7 @@ def merging(runs: Sequence[Path], num_domains: int = 11, seed: int = 0) -> Mergi
 
 def _comparable(run: Path, step: int) -> tuple[Probe, list[str]]:
     """A probe without the sources that have too few rows, and their names."""
-    whole = read_probe(run, step)
+    whole = gradients.read_probe(run, step)
     kept, left_out = whole.keeping(LEAST_ROWS)
     if len(kept.sources) < 2:
         rows = {s: whole.source_N.tolist().count(n) for n, s in enumerate(whole.sources)}

@@ -20,18 +20,16 @@ from dograph.stats import holm
 ROUNDING = 1e-12
 
 
-class PairwiseMMD(NamedTuple):
-    """Every group against every other; all symmetric, float64."""
-
-    mmd_squared_GG: Tensor  # zero on the diagonal
-    p_value_GG: Tensor  # Holm-corrected over the pairs, one on the diagonal
-    separation_GG: Tensor  # MMD^2 over mean spread
+class PairMMD(NamedTuple):
+    mmd_squared: float
+    separation: float  # MMD^2 over mean spread
+    p_value: float  # Holm-corrected over all pairs
 
 
 def pairwise_mmd(
     feature_NK: Tensor, group_N: Tensor, num_groups: int, *, num_permutations: int = 999, seed: int
-) -> PairwiseMMD:
-    """Squared maximum mean discrepancy, corrected p-value and separation of every pair of groups.
+) -> dict[tuple[int, int], PairMMD]:
+    """Squared maximum mean discrepancy, separation and corrected p-value of every pair of groups.
 
     With the gradient kernel k(s, s') = <g(s), g(s')>, MMD^2 = E_xx[k] + E_yy[k] - 2 E_xy[k]
     (Theorem 1). This is the unbiased estimator: it excludes every sample's product with itself, and
@@ -53,13 +51,8 @@ def pairwise_mmd(
     group_N = group_N.to(kernel_NN.device)
     rows = [torch.nonzero(group_N == group)[:, 0] for group in range(num_groups)]
     spread_G = [_spread(kernel_NN[row][:, row]) for row in rows]
-
-    mmd_GG = torch.zeros(num_groups, num_groups, dtype=torch.float64)
-    separation_GG = torch.zeros_like(mmd_GG)
-    p_value_GG = torch.ones_like(mmd_GG)
-    pairs = list(combinations(range(num_groups), 2))
-    p_values = []
-    for g, h in pairs:
+    pairs: dict[tuple[int, int], PairMMD] = {}
+    for g, h in combinations(range(num_groups), 2):
         pooled_P = torch.cat([rows[g], rows[h]])
         kernel_PP = kernel_NN[pooled_P][:, pooled_P]
         own_P = np.arange(len(pooled_P)) < len(rows[g])
@@ -69,18 +62,18 @@ def pairwise_mmd(
         first_RP = torch.from_numpy(labelling_RP).to(kernel_PP.device)
         value_R = _statistics(kernel_PP, first_RP)
         as_large = int((value_R[1:] >= value_R[0] - _rounding(kernel_PP)).sum())
-        p_values.append((1 + as_large) / (1 + num_permutations))
-        mmd_GG[g, h] = mmd_GG[h, g] = value_R[0]
         distance = float(_statistics(kernel_PP, first_RP[:1])[0])
         spread, rounding = (spread_G[g] + spread_G[h]) / 2, _rounding(kernel_NN)
         separation = float("inf") if distance > rounding else 0.0
         if spread > rounding:
             separation = distance / spread
-        separation_GG[g, h] = separation_GG[h, g] = separation
-    for (g, h), p_value in zip(pairs, holm(p_values), strict=True):
-        assert p_value is not None
-        p_value_GG[g, h] = p_value_GG[h, g] = p_value
-    return PairwiseMMD(mmd_GG, p_value_GG, separation_GG)
+        p_value = (1 + as_large) / (1 + num_permutations)
+        pairs[g, h] = PairMMD(float(value_R[0]), separation, p_value)
+    corrected = holm([pair.p_value for pair in pairs.values()])
+    for key, p_corrected in zip(pairs, corrected, strict=True):
+        assert p_corrected is not None
+        pairs[key] = pairs[key]._replace(p_value=p_corrected)
+    return pairs
 
 
 def _centred_kernel(feature_NK: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ NAMED = 3  # sources listed for a domain
 LINES, WIDTH = 12, 30  # of the chart of agreement
 MOST_PARSED = 2000  # rows for that chart
 MOST_LISTED = 40  # steps in an error
+IN_WHOLE_ROWS = "weights/effective_samples"  # not in the short rows of other steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +56,12 @@ def explain_step(path: Path, step: int, skipped: Skipped | None = None) -> Expla
     run = RunDirectory.open(path)
     config = run.config()
     rows = read_metrics(run.metrics_file, skipped, lambda line: step_of(line) in (step, None))
-    row = next((row for row in rows if row["step"] == step and "optim/lr" in row), None)
+    row = next((row for row in rows if row["step"] == step and IN_WHOLE_ROWS in row), None)
     if row is None:
         _require_step(run, step)
         raise RunError(
-            f"{run.metrics_file} has no row of step {step}: rows are at most log.every="
-            f"{config.log.every} steps apart, or it was lost; ask for another step"
+            f"{run.metrics_file} has no weights of step {step}: they are recorded every log.every="
+            f"{config.log.every} steps, at validations and at the end; ask for such a step"
         )
     try:
         return _explanation(run, config, row, skipped)
@@ -84,7 +85,7 @@ def _explanation(
     name, size = config.mixer.name, config.train.batch_size
     if domains or run.graph_file.is_file():  # written for every mixer that has domains
         reasons = build_mixer(name, config.mixer.options).explain(row, step, config)
-    elif abs((effective := row["weights/effective_samples"]) - size) < 1e-3:
+    elif abs((effective := row[IN_WHOLE_ROWS]) - size) < 1e-3:
         reasons = [f"{name} has no domains: all {size} samples had the same weight"]
     else:
         unknown = "" if sample["weight"] is not None else "; the weights were not recorded"

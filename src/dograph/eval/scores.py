@@ -79,8 +79,6 @@ class PromptEncoder:
 
 
 class Likelihood(NamedTuple):
-    """What a model gives one continuation."""
-
     nats: float  # sum over its tokens of log p(token | everything before), natural logarithm
     greedy: bool  # every token had the highest probability
 
@@ -184,8 +182,6 @@ class ItemMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskScore:
-    """What a model scored on one task."""
-
     task: str
     items: int
     acc: ItemMean

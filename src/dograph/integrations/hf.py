@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from dograph.config import DEFAULT_DIM
 from dograph.errors import ConfigError, RunError, did_you_mean
 from dograph.files import sha256_of, write_bytes, write_json
+from dograph.integrations.requirements import entry, require_mixer, summary
 from dograph.mixers.base import Mixer
 from dograph.models.loss import is_as_returned
 from dograph.sketch.gradients import (
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 TENSORS, VALUES = "dograph_mixer.safetensors", "dograph_mixer.json"
 Mode = Literal["twopass", "head"]
-COMPUTED = frozenset({"loss", "source", "sketch"})
 PROCESSES = ("NO", "MULTI_CPU", "MULTI_GPU")  # accelerate's names for one process, and for DDP
 
 logger = logging.getLogger("dograph.integrations.hf")
@@ -80,7 +80,8 @@ def attach(
     if "training_step" in vars(trainer):
         raise ConfigError("the Trainer has a mixer attached already; create a new Trainer")
     _require_trainer(trainer)
-    _require_mixer(mixer, sources, trainer.args)
+    _require_settings(mixer, sources, trainer.args)
+    require_mixer(mixer, sources)
     _require_mode(mode, trainer.model, exclude)
     projection = Projection(dim=dim, seed=seed, refresh=mixer.refresh(None))
     sketches = mode if "sketch" in mixer.needs else None
@@ -164,14 +165,9 @@ class AttachedMixer:
             self.head, self.epoch = self.trainer.model.get_output_embeddings(), -1
             self.stock_forward = self.trainer.model.forward
         if self.mode == "twopass":
-            self.sketcher = Sketcher(
-                self.trainer.model,
-                mode="twopass",
-                dim=self.projection.dim,
-                seed=self.projection.seed,
-                refresh=self.projection.refresh,
-                exclude=self.exclude,
-            )
+            own = {name: getattr(self.projection, name) for name in ("dim", "seed", "refresh")}
+            own |= {"mode": "twopass", "exclude": self.exclude}
+            self.sketcher = Sketcher(self.trainer.model, **own)
         if not self.resumed:
             self.mixer.warm_up(state.max_steps)
         if args.gradient_accumulation_steps > 1 and state.is_world_process_zero:
@@ -183,7 +179,7 @@ class AttachedMixer:
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if control.should_log and self.unweighted is not None:
-            self.trainer.log(self.report())
+            self.trainer.log(summary(self.mixer, self.unweighted, self.weight_B))
             control.should_log = True  # log() cleared it, but the Trainer has yet to log its own
 
     on_epoch_end = on_step_end
@@ -200,7 +196,7 @@ class AttachedMixer:
         batches, num_items = self.stock_batches(*args, **kwargs)
         device = self.trainer.args.device
         # Sizes are exchanged once for everything that is gathered, before the device has work.
-        self.rows = [WorldRows(len(_input(batch, "input_ids")), device) for batch in batches]
+        self.rows = [WorldRows(len(entry(batch, "input_ids")), device) for batch in batches]
         self.num_samples = world_size() * sum(rows.num_local for rows in self.rows)
         self.results: list[MicroBatchResult] = []
         self.weights: list[Tensor] = []
@@ -208,13 +204,13 @@ class AttachedMixer:
 
     def training_step(self, model: nn.Module, inputs: Mapping[str, Any], *_: Any) -> Tensor:
         given, device = dict(inputs), self.trainer.args.device
-        label_bT = _input(given, "labels").to(device)
+        label_bT = entry(given, "labels").to(device)
         self.target_bT = F.pad(label_bT[:, 1:], (0, 1), value=IGNORED)
         self.source_b = None
         if self.sources is not None:
-            self.source_b = _input(given, self.sources).to(device)
+            self.source_b = entry(given, self.sources).to(device)
             del given[self.sources]
-        token_bT, step = _input(given, "input_ids").to(device), self.trainer.state.global_step
+        token_bT, step = entry(given, "input_ids").to(device), self.trainer.state.global_step
         with ExitStack() as stack:
             if self.mode == "twopass":
                 with self.trainer.accelerator.autocast():  # slots take the layers' precision
@@ -270,8 +266,7 @@ class AttachedMixer:
             )
             num_valid_b = (self.target_bT != IGNORED).sum(dim=1).clamp_min(1)
             loss_b = nll_n.view_as(self.target_bT).sum(dim=1) / num_valid_b
-            sketches = self.mode == "twopass"
-            result = self.sketcher.sketch(loss_b) if sketches else MicroBatchResult(loss_b)
+            result = self.sketcher.sketch(loss_b) if self.mode else MicroBatchResult(loss_b)
         result.source_B = self.source_b
         self.results.append(result.without_gradient())
         weighted_b: Tensor = self._weigh().to(loss_b.dtype) * loss_b
@@ -303,32 +298,6 @@ class AttachedMixer:
     def _signals(self, results: Sequence[MicroBatchResult], rows: Sequence[WorldRows]) -> Signals:
         step = self.trainer.state.global_step
         return gather_signals(results, rows, step=step, projection=self.projection.epoch(step))
-
-    def report(self) -> dict[str, float]:
-        """Scalars of the last step for the log; this waits for the device.
-
-        Vectors, by domain or sample, would be dozens of names in every line.
-        """
-        assert self.unweighted is not None
-        values: dict[str, float | Tensor] = {
-            "loss/unweighted": self.unweighted,
-            "weights/effective_samples": 1 / self.weight_B.square().sum(),
-            **self.mixer.report(),
-        }
-        if (count_M := values.get("domains/samples")) is not None:
-            values["domains/number"] = (torch.as_tensor(count_M) > 0).sum()
-        scalars = {k: v for k, v in values.items() if not isinstance(v, Tensor) or v.dim() == 0}
-        return {name: float(value) for name, value in scalars.items()}
-
-
-def _input(inputs: Mapping[str, Any], name: str) -> Tensor:
-    if name not in inputs:
-        raise ConfigError(
-            f"the batch has no {name}, only {sorted(inputs)}; a sample needs input_ids and labels, "
-            "and its source if `sources` is set"
-        )
-    value: Tensor = inputs[name]
-    return value
 
 
 def _require_trainer(trainer: "Trainer") -> None:
@@ -369,28 +338,13 @@ def _require_trainer(trainer: "Trainer") -> None:
         )
 
 
-def _require_mixer(mixer: Mixer, sources: str | None, args: Any) -> None:
-    """Refuse a mixer that needs signals or decisions that a Trainer does not offer."""
+def _require_settings(mixer: Mixer, sources: str | None, args: Any) -> None:
+    """Refuse settings of the Trainer that the mixer cannot work with."""
     name, accumulation = type(mixer).__name__, args.gradient_accumulation_steps
-    if missing := mixer.needs - COMPUTED:
-        raise ConfigError(
-            f"{name} needs {sorted(missing)}, which a Trainer does not compute; use a mixer that "
-            f"needs {sorted(COMPUTED)} at most"
-        )
-    plans = type(mixer).plan is not Mixer.plan and type(mixer).weigh is Mixer.weigh
-    if plans or mixer.changes_sampling:
-        raise ConfigError(
-            f"{name} decides what to draw, but a Trainer draws from its train_dataset; use a mixer "
-            "that weights samples (DoGraph with apply_weights_to=loss), or `dograph train`"
-        )
     if accumulation > 1 and (why := mixer.refuses_lagged()) is not None:
         raise ConfigError(
             f"gradient_accumulation_steps={accumulation}: {name} {why}; or use a mixer with lagged "
             "weights (DoGraph with scope=stream or period), or one micro-batch a step"
-        )
-    if sources is None and mixer.requires_sources:
-        raise ConfigError(
-            f"{name} needs the source of every sample; set sources= to the input that holds it"
         )
     if sources is not None and args.remove_unused_columns:
         raise ConfigError(

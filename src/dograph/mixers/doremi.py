@@ -11,7 +11,7 @@ from torch import Tensor
 from dograph.config import Fraction, Options
 from dograph.domains.partition import all_finite
 from dograph.errors import ConfigError
-from dograph.mixers.base import Lab, Planner, Proxy
+from dograph.mixers.base import Lab, Planner, Proxy, require_sources
 from dograph.mixers.source_weights import (
     LearnedWeights,
     SourceMixer,
@@ -142,11 +142,7 @@ class DoReMi(Planner):
     def plan(self, lab: Lab) -> Mixture:
         rounds: list[dict[str, Any]] = []
         drawn = self.reference_weights  # None: naturally
-        if drawn is not None and (unknown := sorted(set(drawn) - set(lab.tokens))):
-            raise ConfigError(
-                f"mixer.reference_weights names {unknown}, which the corpus does not have; it has "
-                f"{list(lab.tokens)}"
-            )
+        require_sources("reference_weights", drawn or (), lab.tokens)
         weights = lab.tokens if drawn is None else drawn
         total = sum(weights.values())
         reference = {name: weights.get(name, 0) / total for name in lab.tokens}

@@ -5,9 +5,9 @@ averages the best of many simulated mixtures. The authors train 512 proxies of a
 and use LightGBM; here cross-validation selects the regression.
 
 The data mixing law (Ye et al., ICLR 2025) is L_i(r) = c_i + k_i exp(t_i . r) for a mixture r, and
-its optimum is exact; a transfer law, which is c_i + (a_i . r)^-alpha_i, can take its place. Nested,
-the losses that the laws are fitted on are themselves predicted: by a step law from the proxies'
-curves to the run's tokens, and by a size law from several sizes of proxies to the run's model.
+its optimum is exact. Nested, the losses that the laws are fitted on are themselves predicted: by a
+step law from the proxies' curves to the run's tokens, and by a size law from several sizes of
+proxies to the run's model.
 
 Shapes: N mixtures, S sources, V sources that have a validation loss, X points of a curve.
 """
@@ -19,12 +19,12 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from dograph.config import Options
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, Proxy, ProxyResult, require_sources
 from dograph.mixtures.from_table import MEAN, Method, Target, propose_from_table
 from dograph.mixtures.power_laws import LossCurve, Place, nest
 from dograph.mixtures.proposals import DRAWS, TOP, generate_mixtures
-from dograph.mixtures.surrogates import SURROGATES
+from dograph.mixtures.surrogates import require_surrogate
 from dograph.mixtures.tables import MixtureTable
 from dograph.types import Mixture
 
@@ -150,9 +150,8 @@ class RegMixOptions(SweepOptions):
             raise ConfigError(
                 f"mixer.draws={self.draws}: give a whole number of at least mixer.top={self.top}"
             )
-        if self.surrogate is not None and self.surrogate not in SURROGATES:
-            near = did_you_mean(str(self.surrogate), SURROGATES)
-            raise ConfigError(f"mixer.surrogate={self.surrogate!r}; {near}")
+        if self.surrogate is not None:
+            require_surrogate(self.surrogate)
         return self
 
 
@@ -176,7 +175,6 @@ class MixingLawOptions(SweepOptions):
     owner: ClassVar[str] = "mixing-law"
 
     num_proxies: int = Field(32, ge=4)
-    law: Literal["exponential", "transfer"] = "exponential"
     nest: Literal["no", "steps", "sizes"] = "no"
     sizes: Sequence[str] = ()
 
@@ -194,7 +192,6 @@ class MixingLawOptions(SweepOptions):
 class MixingLaw(SweepPlanner):
     """Draw from the mixture at which the fitted laws are lowest.
 
-    `law`: `exponential`, the authors', or `transfer`, a power of the tokens that count.
     `nest: steps` first predicts the losses at the run's number of tokens; `nest: sizes` also at its
     model's size, from every mixture at each of the presets in `sizes`.
     """
@@ -215,7 +212,7 @@ class MixingLaw(SweepPlanner):
         nested_findings: dict[str, Any] = {}
         if nested:
             losses, nested_findings = self._nested(lab, results)
-        mixture = self._best("mixing-law", lab, mixtures, losses, surrogate=self.options.law)
+        mixture = self._best("mixing-law", lab, mixtures, losses)
         self.findings = self.findings | nested_findings
         return mixture
 

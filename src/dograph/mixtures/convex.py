@@ -1,4 +1,4 @@
-"""The minimum of a sum of convex laws over the capped simplex, to full precision.
+"""The minimum of a sum of exponential laws over the capped simplex, to full precision.
 
 An interior-point method, then Newton steps: on 12 sums of exponential laws its gap is below 3e-16
 with weights exactly at their bounds, where scipy's SLSQP at its tightest tolerance leaves up to
@@ -7,14 +7,13 @@ with weights exactly at their bounds, where scipy's SLSQP at its tightest tolera
 Shapes: S sources, V laws (validation sets), F sources strictly between their bounds.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 
 import numpy as np
 
 from dograph.errors import ConfigError
+from dograph.mixtures.mixing_laws import ExponentialLaw
 
 ITERATIONS = 100  # of the interior-point method, which needs 15 to 40
 POLISHING = 20  # Newton steps on the sources that are not at a bound
@@ -24,63 +23,35 @@ TO_BOUNDARY = 0.99
 ROUNDING = 1e-14  # of the largest slope: rounding error of a gap of 0
 
 
-@dataclass(frozen=True)
-class ConvexLaw(ABC):
-    """A law of one loss, convex in a linear form of the mixture: L(r) = c + at(form . r)[0].
-
-    `huber` is the sum of Huber's loss over the fitted runs; `notes` say what they leave open.
-    """
-
-    c: float  # the level that the form adds to
-    huber: float = field(default=0.0, kw_only=True)
-    converged: bool = field(default=True, kw_only=True)
-    notes: tuple[str, ...] = field(default=(), kw_only=True)
-
-    @cached_property
-    @abstractmethod
-    def form_S(self) -> np.ndarray:
-        """The linear form: the loss depends on form . r."""
-
-    @abstractmethod
-    def at(self, x: float) -> tuple[float, float, float]:
-        """L - c with its first and second derivative (>= 0) in the form; infinite if impossible."""
-
-    @abstractmethod
-    def predict(self, weight_NS: np.ndarray) -> np.ndarray:
-        """Losses of mixtures, (N,); rows must sum to 1, as laws are defined on the simplex."""
-
-    @abstractmethod
-    def parameters(self) -> dict[str, float | np.ndarray]:
-        """The identifiable parameters besides c; arrays are by source."""
-
-
 class Total:
     """sum_v share_v L_v(r) with its slope and curvature.
 
-    Weights sum to 1, so only differences of slopes matter: forms are used minus their mean, which
-    keeps slopes small.
+    Weights sum to 1, so only differences of slopes matter: t is used minus its mean, which keeps
+    slopes small. An exponential is its own derivative, along t.
     """
 
-    def __init__(self, laws: Sequence[ConvexLaw], share_V: np.ndarray) -> None:
-        self.laws = [law for law, share in zip(laws, share_V, strict=True) if share > 0]
+    def __init__(self, laws: Sequence[ExponentialLaw], share_V: np.ndarray) -> None:
+        used = [law for law, share in zip(laws, share_V, strict=True) if share > 0]
         self.share_V = share_V[share_V > 0]
-        self.c = float(self.share_V @ np.array([law.c for law in self.laws]))
-        self.form_VS = np.stack([law.form_S for law in self.laws])
-        self.along_VS = self.form_VS - self.form_VS.mean(axis=1, keepdims=True)
+        self.c = float(self.share_V @ np.array([law.c for law in used]))
+        t_VS = np.stack([law.t_S for law in used])
+        mean_V = t_VS.mean(axis=1)
+        self.log_k_V = np.array([law.log_k for law in used]) + mean_V
+        self.t_VS = t_VS - mean_V[:, None]
+        self.along_VS = self.t_VS - self.t_VS.mean(axis=1, keepdims=True)  # less rounding
 
-    def derivatives(self, weight_S: np.ndarray, order: int) -> np.ndarray:
-        """The derivatives of each law along its form, times its share, (V,)."""
-        each_V = zip(self.laws, (self.form_VS @ weight_S).tolist(), strict=True)
-        return np.asarray(self.share_V * [law.at(x)[order] for law, x in each_V])
+    def grown(self, weight_S: np.ndarray) -> np.ndarray:
+        """share_v (L_v - c_v) of each law, (V,)."""
+        return np.asarray(self.share_V * np.exp(self.log_k_V + self.t_VS @ weight_S))
 
     def loss(self, weight_S: np.ndarray) -> float:
-        return self.c + float(self.derivatives(weight_S, 0).sum())
+        return self.c + float(self.grown(weight_S).sum())
 
     def slope(self, weight_S: np.ndarray) -> np.ndarray:
-        return np.asarray(self.derivatives(weight_S, 1) @ self.along_VS)
+        return np.asarray(self.grown(weight_S) @ self.along_VS)
 
     def curvature(self, weight_S: np.ndarray) -> np.ndarray:
-        return np.asarray((self.along_VS.T * self.derivatives(weight_S, 2)) @ self.along_VS)
+        return np.asarray((self.along_VS.T * self.grown(weight_S)) @ self.along_VS)
 
 
 def sum_zero(size: int) -> np.ndarray:
@@ -186,15 +157,13 @@ def _polished(
     if len(free) == 0:
         return fine_S if abs(fine_S.sum() - 1) < 1e-12 else rough_S
     fine_S[free] += (1 - fine_S.sum()) / len(free)
-    if not np.isfinite(total.loss(fine_S)):
-        return rough_S
     plane_FF = sum_zero(len(free))
     for _ in range(POLISHING if len(free) > 1 else 0):
         slope_F = plane_FF.T @ total.slope(fine_S)[free]
         curve_FF = plane_FF.T @ total.curvature(fine_S)[np.ix_(free, free)] @ plane_FF
         move_F = plane_FF @ np.linalg.lstsq(curve_FF, -slope_F, rcond=1e-11)[0]
         fine_S[free] += move_F
-        if not np.isfinite(total.loss(fine_S)):  # outside the domain of a law
+        if not np.isfinite(total.loss(fine_S)):  # a step far too long overflows
             return rough_S
         if np.abs(move_F).max() < 1e-15:
             break
@@ -238,27 +207,27 @@ class Optimum:
 
 
 def find_optimum(
-    laws: Sequence[ConvexLaw], share_V: np.ndarray, cap_S: np.ndarray | None = None
+    laws: Sequence[ExponentialLaw], share_V: np.ndarray, cap_S: np.ndarray | None = None
 ) -> Optimum:
     """The mixture with the lowest sum_v share_v L_v(r) among those with r_j <= cap_j, exactly.
 
-    Shares are divided by their sum. The sum of convex laws is convex in r: a primal-dual
+    Shares are divided by their sum. A sum of exponentials is convex in r: a primal-dual
     interior-point method finds its minimum, and Newton steps on the sources between their bounds
     bring it to full precision. Of several equally good mixtures one in their middle is returned.
     """
     share_V = np.asarray(share_V, dtype=np.float64)
     share_V = share_V / share_V.sum()
-    cap_S = np.minimum(np.ones(len(laws[0].form_S)) if cap_S is None else cap_S, 1.0)
+    cap_S = np.minimum(np.ones(len(laws[0].t_S)) if cap_S is None else cap_S, 1.0)
     assert share_V.min() >= 0, f"shares that no plan has: {share_V}"
     assert cap_S.min() >= 0, f"caps that no plan has: {cap_S}"
     assert cap_S.sum() >= 1 - 1e-9, f"caps that leave no mixture: {cap_S}"
-    # If this mixture, which has some of every allowed source, has an infinite loss, all have.
     all_S = cap_S / cap_S.sum()
     for number, (law, share) in enumerate(zip(laws, share_V, strict=True), start=1):
         if share > 0 and not np.isfinite(law.predict(all_S[None])[0]):
             raise ConfigError(
-                f"law {number} of {len(laws)} predicts an infinite loss of every mixture: the "
-                "sources that lower it have caps of 0; raise one of these, or leave the law out"
+                f"law {number} of {len(laws)} predicts an infinite loss within the caps, with "
+                f"slopes up to {np.ptp(law.t_S):.3g}: raise caps of sources that lower it, or "
+                "leave the law out"
             )
     total = Total(laws, share_V)
     weight_S = all_S  # the only mixture where the caps sum to 1
@@ -276,13 +245,13 @@ def flat_directions(total: Total, weight_S: np.ndarray, cap_S: np.ndarray) -> np
     """Orthonormal directions, (F, S), that leave an optimal mixture optimal.
 
     Along them weight moves between sources that are not at a bound while the loss changes by less
-    than `FLAT` nats per unit of weight, for example because all their t_j or a_j are equal.
+    than `FLAT` nats per unit of weight, for example because all their t_j are equal.
     """
     free = np.flatnonzero((weight_S > 1e-9) & (weight_S < cap_S - 1e-9))
     if len(free) < 2:
         return np.zeros((0, len(weight_S)))
     plane_FF = sum_zero(len(free))
-    bend_V1 = np.sqrt(total.derivatives(weight_S, 2))[:, None]
+    bend_V1 = np.sqrt(total.grown(weight_S))[:, None]
     _, size_K, right_KF = np.linalg.svd(bend_V1 * total.along_VS[:, free] @ plane_FF)
     curve_F = np.zeros(len(free) - 1)
     curve_F[: len(size_K)] = np.square(size_K)

@@ -19,20 +19,18 @@ from typing import Any
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ValidationError, field_validator
 
 from dograph.errors import ConfigError, did_you_mean
-from dograph.files import write_text
+from dograph.files import load_yaml, write_text
 from dograph.types import Mixture
 
 BUDGET_FACTOR = 4.0  # warn about plans for a token budget this many times smaller or larger
 EXAMPLE = "weights:\n  C4: 0.7\n  Book: 0.3"
 
 
-class Provenance(BaseModel):
+class Provenance(BaseModel, extra="allow", frozen=True):
     """How a mixture was made. Unknown keys are kept; `mismatches` warns about them."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
 
     method: str
     made_by: str  # the program and its version, or the authors
@@ -56,10 +54,8 @@ class Provenance(BaseModel):
         return dict(_plain(known, "provenance"))
 
 
-class MixtureFile(BaseModel):
+class MixtureFile(BaseModel, extra="forbid", frozen=True):
     """The content of a mixture file. Weights sum to 1."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     weights: dict[str, float]
     provenance: Provenance | None = None
@@ -88,19 +84,6 @@ class RunFacts:
     tokens: int  # training tokens of the whole run
 
 
-class _EachNameOnce(yaml.SafeLoader):
-    """YAML that refuses duplicate keys, of which PyYAML would silently keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                line = key.start_mark.line + 1
-                raise yaml.YAMLError(f'"{key.value}" is there twice, again in line {line}')
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
 def as_yaml(content: Any) -> str:
     text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
     return text
@@ -123,7 +106,7 @@ def write_mixture(path: Path, file: MixtureFile) -> None:
 def read_mixture_file(path: Path) -> MixtureFile:
     """Read a mixture file. Only `weights` are required; they are divided by their sum."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_EachNameOnce)
+        content = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"the mixture file {path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:

@@ -10,23 +10,23 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dograph.errors import ConfigError, did_you_mean
-from dograph.mixtures.convex import ConvexLaw, find_optimum
+from dograph.errors import ConfigError, did_you_mean, listed
+from dograph.mixtures.convex import find_optimum
+from dograph.mixtures.mixing_laws import ExponentialLaw
 from dograph.mixtures.proposals import DRAWS, TOP, simulate
 from dograph.mixtures.surrogates import (
-    LAWS,
     SURROGATES,
     Choice,
     Judged,
-    OnFit,
     PlanObjective,
     choose_surrogate,
     fit_objective,
     is_constant,
+    require_surrogate,
     score,
     score_table,
 )
-from dograph.mixtures.tables import MixtureTable, listed
+from dograph.mixtures.tables import MixtureTable
 from dograph.types import Mixture
 
 Method = Literal["regmix", "mixing-law"]
@@ -57,23 +57,21 @@ def propose_from_table(
     test_table: MixtureTable | None = None,
     draws: int = DRAWS,
     top: int = TOP,
-    progress: OnFit | None = None,
 ) -> Proposal:
     """The mixture with the lowest loss predicted from runs of other mixtures.
 
     `regmix`: the surrogate that best ranks left-out runs (or the one named), then the mean of the
-    simulated mixtures with the lowest predicted loss. `mixing-law`: a law for each target, the
-    authors' exponential one unless the surrogate `transfer` is named, and the exact optimum of
-    their sum, which is convex. Both stay within `caps` (highest weight by source) and leave out
-    sources that the prior has none of. `prior` defaults to the mean of the table's mixtures.
-    Findings give errors in sample and on left-out runs separately.
+    simulated mixtures with the lowest predicted loss. `mixing-law`: an exponential law for each
+    target, and the exact optimum of their sum, which is convex. Both stay within `caps` (highest
+    weight by source) and leave out sources that the prior has none of. `prior` defaults to the mean
+    of the table's mixtures. Findings give errors in sample and on left-out runs separately.
     """
     names = _candidates(method, surrogate)
     if not 1 <= top <= draws:
         raise ConfigError(f"top={top}: of {draws:,} simulated mixtures 1 to all may be averaged")
     rows = _Rows(table, target, prior, caps)
     runs = rows.weight_NS, rows.loss_NV
-    choice = choose_surrogate(*runs, rows.shares, names=names, seed=seed, progress=progress)
+    choice = choose_surrogate(*runs, rows.shares, names=names, seed=seed)
     objective = fit_objective(SURROGATES[choice.name], *runs, rows.share_V, seed=seed)
     findings = _findings(method, rows, choice, objective, surrogate)
     if method == "regmix":
@@ -100,14 +98,13 @@ def _candidates(method: str, surrogate: str | None) -> tuple[str, ...]:
     methods = ("regmix", "mixing-law")
     if method not in methods:
         raise ConfigError(f'"{method}" does not plan from tables; {did_you_mean(method, methods)}')
-    if surrogate is None:
-        return tuple(SURROGATES) if method == "regmix" else LAWS[:1]
-    if surrogate not in SURROGATES:
-        raise ConfigError(f'no surrogate "{surrogate}"; {did_you_mean(surrogate, SURROGATES)}')
-    if method == "mixing-law" and surrogate not in LAWS:
-        laws = " or ".join(LAWS)
-        raise ConfigError(f'the mixing law is {laws}; to plan with "{surrogate}", use regmix')
-    return (surrogate,)
+    if surrogate is not None:
+        require_surrogate(surrogate)
+    if method == "mixing-law" and surrogate not in (None, "exponential"):
+        raise ConfigError(f'the mixing law is exponential; to plan with "{surrogate}", use regmix')
+    if method == "mixing-law":
+        return ("exponential",)
+    return tuple(SURROGATES) if surrogate is None else (surrogate,)
 
 
 def known_name(
@@ -233,8 +230,7 @@ def _findings(
             "do not trust the proposal; make more runs"
         )
     chosen = surrogate is None and method == "regmix"
-    is_authors = method == "mixing-law" and choice.name == LAWS[0]
-    named = "the mixing law" if is_authors else f"{surrogate} was asked for"
+    named = "the mixing law" if method == "mixing-law" else f"{surrogate} was asked for"
     each = zip(rows.shares, fitted_NV.T, rows.loss_NV.T, strict=True)
     by_target = {name: score(guess_N, loss_N) for name, guess_N, loss_N in each}
     return {
@@ -260,7 +256,7 @@ def _findings(
 
 def _optimum(rows: _Rows, objective: PlanObjective) -> tuple[np.ndarray, dict[str, Any]]:
     """The exact optimum of the laws' sum within the caps, and the laws' identifiable parameters."""
-    laws = [law for law in objective.fitted_V if isinstance(law, ConvexLaw)]
+    laws = [law for law in objective.fitted_V if isinstance(law, ExponentialLaw)]
     optimum = find_optimum(laws, rows.share_V, rows.cap_S)
     if not optimum.unique:
         rows.notes.append(
@@ -271,11 +267,8 @@ def _optimum(rows: _Rows, objective: PlanObjective) -> tuple[np.ndarray, dict[st
     for target, law in zip(rows.shares, laws, strict=True):
         for note in law.notes:
             targets_of.setdefault(note, []).append(target)
-        own = {
-            name: rows.by_source(value) if isinstance(value, np.ndarray) else value
-            for name, value in law.parameters().items()
-        }
-        parameters[target] = {"c": law.c, **own, "converged": law.converged}
+        own = rows.by_source(law.at_sources)
+        parameters[target] = {"c": law.c, "log_k_plus_t": own, "converged": law.converged}
     rows.notes.extend(f"law of {listed(own)}: {note}" for note, own in targets_of.items())
     findings = {"gap": optimum.gap, "unique": optimum.unique, "laws": parameters}
     return np.minimum(optimum.weight_S, rows.cap_S), findings
@@ -295,8 +288,8 @@ def _predicted(rows: _Rows, objective: PlanObjective, weight_S: np.ndarray) -> d
     proposal, prior, at_best = objective.predict(points_PS).tolist()
     if not np.isfinite(proposal):
         raise ConfigError(
-            "an infinite loss is predicted for every mixture within prior and caps: they exclude "
-            "all sources that some target is learned from; allow one, or name another surrogate"
+            "an infinite loss is predicted for every mixture within prior and caps; allow other "
+            "sources, or name another surrogate"
         )
     return {
         "proposal": proposal,

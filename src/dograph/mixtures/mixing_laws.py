@@ -1,21 +1,15 @@
-"""The mixing laws, a loss as a convex function of the mixture, and their fits by Huber's loss.
-
-The exponential law is that of Ye et al. (Data Mixing Laws); the transfer law is ours: a loss as a
-power of the tokens that a mixture is worth to it.
+"""The mixing law of Ye et al. (Data Mixing Laws), and its fit by Huber's loss.
 
 Shapes: N runs, S sources, R residuals (runs, then penalties), B starts, P parameters, K directions
 in which the mixtures vary.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dograph.errors import ConfigError
-from dograph.mixtures.convex import ConvexLaw
 from dograph.rng import stream
 
 DELTA = 0.05  # nats: where Huber's loss turns linear (Data Mixing Laws, code)
@@ -35,17 +29,6 @@ MOST_STEPS = 300
 MOST_RESTARTS = 20
 
 
-def checked(weight_NS: np.ndarray, loss_N: np.ndarray) -> np.ndarray:
-    """Mixtures whose rows sum to 1, where rounding has moved the sums; positive losses only."""
-    if loss_N.min() <= 0:
-        raise ConfigError(
-            f"the lowest loss is {loss_N.min():.4g}; a law whose c and all that is added to it are "
-            "positive needs positive losses (nats): use the surrogate ridge or linear for other "
-            "measures"
-        )
-    return np.asarray(weight_NS / weight_NS.sum(axis=1)[:, None])
-
-
 def huber(error_BN: np.ndarray, delta: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Huber's sums, with the slopes and the weights of least squares that has the same slopes.
 
@@ -58,7 +41,7 @@ def huber(error_BN: np.ndarray, delta: float) -> tuple[np.ndarray, np.ndarray, n
     return value_B, slope_BN, weight_BN
 
 
-def _descend_together(fit: "ExponentialFit | TransferFit", point_BP: np.ndarray) -> np.ndarray:
+def _descend_together(fit: "ExponentialFit", point_BP: np.ndarray) -> np.ndarray:
     """Levenberg-Marquardt steps within the bounds from every start; the ends, lowest first.
 
     Huber's loss enters by the weights of `huber`. Parameters at a bound that the slope pushes
@@ -80,7 +63,6 @@ def _descend_together(fit: "ExponentialFit | TransferFit", point_BP: np.ndarray)
         weighted_BPR = (weight_BR[:, :, None] * jacobian_BRP).swapaxes(1, 2)
         slope_BP = (weighted_BPR @ residual_BR[:, :, None])[:, :, 0]
         held_BP = (point_BP <= fit.low_P) & (slope_BP > 0)
-        held_BP |= (point_BP >= fit.high_P) & (slope_BP < 0)
         free_BP = np.where(held_BP, 0.0, 1.0)
         curve_BPP = weighted_BPR @ jacobian_BRP * (free_BP[:, :, None] * free_BP[:, None, :])
         size_BP = np.diagonal(curve_BPP, axis1=1, axis2=2)
@@ -89,7 +71,7 @@ def _descend_together(fit: "ExponentialFit | TransferFit", point_BP: np.ndarray)
         step_BP = np.linalg.solve(curve_BPP, (free_BP * slope_BP)[:, :, None])[:, :, 0]
         length_B1 = np.linalg.norm(step_BP[:, 1:], axis=1, keepdims=True)
         step_BP /= np.maximum(length_B1 / LONGEST_STEP, 1.0)
-        trial_BP = np.clip(point_BP - step_BP, fit.low_P, fit.high_P)
+        trial_BP = np.maximum(point_BP - step_BP, fit.low_P)
         trial_B, trial_residual_BR, trial_weight_BR = loss(trial_BP)
         lower_B = trial_B < value_B
         point_BP = np.where(lower_B[:, None], trial_BP, point_BP)
@@ -100,9 +82,7 @@ def _descend_together(fit: "ExponentialFit | TransferFit", point_BP: np.ndarray)
     return point_BP[np.argsort(value_B, kind="stable")]
 
 
-def lowest_huber(
-    fit: "ExponentialFit | TransferFit", start_BP: np.ndarray
-) -> tuple[np.ndarray, bool]:
+def lowest_huber(fit: "ExponentialFit", start_BP: np.ndarray) -> tuple[np.ndarray, bool]:
     """The lowest point that any start leads to, and whether its descent came to an end.
 
     Huber's loss counts for the residuals of runs, squares for the penalties after them. scipy's
@@ -119,7 +99,7 @@ def lowest_huber(
         value_R = np.where(outside_R, 2 * root_R - 1, z_R)
         return np.stack([value_R, 1 / root_R, np.where(outside_R, -0.5 / root_R**3, 0.0)])
 
-    how: dict[str, Any] = {"method": "dogbox", "bounds": (fit.low_P, fit.high_P), "x_scale": "jac"}
+    how: dict[str, Any] = {"method": "dogbox", "bounds": (fit.low_P, np.inf), "x_scale": "jac"}
     how |= {"loss": rho, "f_scale": DELTA, "ftol": 1e-15, "xtol": 1e-15, "gtol": 1e-15}
 
     def descend(start_P: np.ndarray) -> Any:
@@ -144,22 +124,6 @@ def lowest_huber(
     return best.x, any(end.status > 0 for end in lowest)
 
 
-def _open_questions(
-    weight_NS: np.ndarray, rank: int, free: int, still: str, smallest: str, c_at_bound: bool
-) -> list[str]:
-    """What too few runs, or runs too much alike, leave to convention, and whether c is at 0."""
-    (num_runs, num_sources), notes = weight_NS.shape, []
-    if rank < num_sources - 1:
-        directions = f"{rank} of {num_sources - 1} directions"
-        notes.append(f"the mixtures vary in {directions}: along the others {still}")
-    if num_runs <= free:
-        what = f"the smallest {smallest} that fit are preferred"
-        notes.append(f"{num_runs} runs for {free} free parameters: {what}")
-    if c_at_bound:
-        notes.append("c is at its lower bound of 0: the runs show no level that losses tend to")
-    return notes
-
-
 LEAST_C = 1e-12  # of the lowest loss: c is positive, and this is what a c of 0 becomes
 C_STARTS = 12  # values of c from which each set of row weights starts
 REWEIGHTINGS = 8  # random row weights beside the equal ones, at most,
@@ -167,15 +131,18 @@ ROWS = 25_000  # and as many as keep starts times runs below this, but at least 
 
 
 @dataclass(frozen=True)
-class ExponentialLaw(ConvexLaw):
+class ExponentialLaw:
     """L(r) = c + exp(log_k + t . r), convex in r (Data Mixing Laws, eq. of one validation set).
 
     On the simplex one parameter is redundant: t + a with log_k - a is the same law. Compare `c`
     and `at_sources` (log_k + t_j), or predictions; a fit returns the law with mean(t) = 0.
     """
 
+    c: float  # the level that the exponential adds to
     log_k: float
     t_S: np.ndarray
+    converged: bool = True
+    notes: tuple[str, ...] = ()  # what the fitted runs leave open
 
     @property
     def at_sources(self) -> np.ndarray:
@@ -183,24 +150,10 @@ class ExponentialLaw(ConvexLaw):
         return np.asarray(self.log_k + self.t_S)
 
     def predict(self, weight_NS: np.ndarray) -> np.ndarray:
+        """Losses of mixtures, (N,); rows must sum to 1, as the law is defined on the simplex."""
         weight_NS = np.asarray(weight_NS, dtype=np.float64)
-        return np.asarray(self.c + np.exp(self.log_k + weight_NS @ self.t_S))
-
-    @cached_property
-    def mean(self) -> float:
-        return float(self.t_S.mean())
-
-    @cached_property
-    def form_S(self) -> np.ndarray:
-        """T in the gauge with mean(t) = 0."""
-        return np.asarray(self.t_S - self.mean)
-
-    def at(self, x: float) -> tuple[float, float, float]:
-        grown = float(np.exp(self.log_k + self.mean + x))
-        return grown, grown, grown
-
-    def parameters(self) -> dict[str, float | np.ndarray]:
-        return {"log_k_plus_t": self.at_sources}
+        with np.errstate(over="ignore"):  # far from all runs a loss may be infinite
+            return np.asarray(self.c + np.exp(self.log_k + weight_NS @ self.t_S))
 
 
 class ExponentialFit:
@@ -219,7 +172,6 @@ class ExponentialFit:
         self.column_NK = left_NK[:, varies_K] * root
         self.to_t_SK = right_KS[varies_K].T * (root / spread_K[varies_K])
         self.low_P = np.append(LEAST_C * float(loss_N.min()), np.full(self.rank + 1, -np.inf))
-        self.high_P = np.full_like(self.low_P, np.inf)
         few = len(loss_N) < self.rank + 3
         self.ridge_K = few * RIDGE * np.square(self.to_t_SK).sum(axis=0)
 
@@ -274,7 +226,12 @@ def fit_exponential(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0)
     Directions in which the mixtures do not vary get no slope: a source that no run has used counts
     like the mean of the others. With fewer runs than sources + 2 small slopes are preferred.
     """
-    weight_NS = checked(weight_NS, loss_N)
+    if loss_N.min() <= 0:
+        raise ConfigError(
+            f"the lowest loss is {loss_N.min():.4g}; a law of two positive terms needs positive "
+            "losses (nats): use the surrogate ridge or linear for other measures"
+        )
+    weight_NS = weight_NS / weight_NS.sum(axis=1)[:, None]  # sums of rounded weights differ from 1
     num_runs, num_sources = weight_NS.shape
     if np.ptp(loss_N) <= CONSTANT * loss_N.max():
         half = float(loss_N.mean()) / 2
@@ -283,196 +240,20 @@ def fit_exponential(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0)
     fit = ExponentialFit(weight_NS, loss_N)
     draws = stream(seed, "exponential", num_runs, num_sources)
     point_P, converged = lowest_huber(fit, fit.starts(draws))
-    still, no_level = "the law is flat by convention", bool(point_P[0] <= fit.low_P[0])
-    notes = _open_questions(weight_NS, fit.rank, fit.rank + 2, still, "slopes", no_level)
+    notes, directions = [], f"{fit.rank} of {num_sources - 1} directions"
+    if fit.rank < num_sources - 1:
+        still = "along the others the law is flat by convention"
+        notes.append(f"the mixtures vary in {directions}: {still}")
+    if num_runs <= (free := fit.rank + 2):
+        what = "the smallest slopes that fit are preferred"
+        notes.append(f"{num_runs} runs for {free} free parameters: {what}")
+    if point_P[0] <= fit.low_P[0]:
+        notes.append("c is at its lower bound of 0: the runs show no level that losses tend to")
     t_S = fit.to_t_SK @ point_P[2:]
     return ExponentialLaw(
         c=float(point_P[0]),
         log_k=float(point_P[1] - fit.mean_S @ t_S),
         t_S=t_S,
-        huber=float(huber(fit.residual(point_P)[None, :num_runs], DELTA)[0][0]),
         converged=converged,
         notes=tuple(notes),
     )
-
-
-# alpha of tokens: 0.095 in Kaplan et al. (2020), 0.28 in Hoffmann et al. (2022)
-ALPHA_RANGE = (0.05, 4.0)
-LEAST_WORTH = 1e-100  # of a run's mixture, relative to the mean one: with less its loss is infinite
-LEAST_LEVEL = 1e-15  # of L - c at the mean mixture: a of a law flatter than this overflows
-START_ALPHAS = (0.1, 0.3, 1.0, 3.0)
-START_C = (0.0, 0.5, 0.8, 0.95)  # of the lowest loss
-
-
-@dataclass(frozen=True)
-class TransferLaw(ConvexLaw):
-    """L(r) = c + (a . r)^-alpha, a_j >= 0: a power law in effective tokens, convex in r.
-
-    a_j says how much a token of source j is worth for this loss, so a . r is proportional to the
-    tokens of a run that count (compare the data term of scaling laws, (D0 / D)^alpha). Sources
-    with a_j = 0 help nothing: a mixture of them alone has an infinite loss. The unit of a depends
-    on alpha: read `form_S`. For a large alpha the law comes near an exponential one.
-    """
-
-    alpha: float
-    a_S: np.ndarray
-
-    @cached_property
-    def form_S(self) -> np.ndarray:
-        """The worth of sources, a_j / max a: a token of j in tokens of the one that helps most."""
-        return np.asarray(self.a_S / self.a_S.max())
-
-    @cached_property
-    def log_k(self) -> float:
-        """log(L - c) at the source that helps most: L = c + exp(log_k) (worth . r)^-alpha."""
-        return float(-self.alpha * np.log(self.a_S.max()))
-
-    def predict(self, weight_NS: np.ndarray) -> np.ndarray:
-        x_N = np.asarray(weight_NS, dtype=np.float64) @ self.form_S
-        with np.errstate(divide="ignore"):
-            loss_N: np.ndarray = self.c + np.exp(self.log_k - self.alpha * np.log(x_N))
-        return loss_N
-
-    def at(self, x: float) -> tuple[float, float, float]:
-        if not x > 0:
-            return np.inf, -np.inf, np.inf
-        alpha, value = self.alpha, float(np.exp(self.log_k - self.alpha * np.log(x)))
-        return value, -alpha * value / x, alpha * (alpha + 1) * value / x**2
-
-    def parameters(self) -> dict[str, float | np.ndarray]:
-        return {"log_k": self.log_k, "alpha": self.alpha, "worth": self.form_S}
-
-
-class TransferFit:
-    """One table's residuals as a function of (c, tau, p_S); tau = 1 / alpha.
-
-    L = c + y (x / y)^-alpha with x = p . r and y = p . mean mixture: y is L - c at the mean
-    mixture, whatever alpha is, and p_j / y is what a token of source j is worth there. Runs that
-    hardly fix alpha and c fix the loss m, the slopes -s_j and a curvature 1 / h at the mean
-    mixture; laws with these have p_j = h + tau (h + s_j), s less its mean, and c = m - h - tau h:
-    a straight valley, along which steps can be long.
-    """
-
-    def __init__(self, weight_NS: np.ndarray, loss_N: np.ndarray, few: bool) -> None:
-        self.weight_NS, self.loss_N = weight_NS, loss_N
-        self.mean_S = weight_NS.mean(axis=0)
-        self.ridge = few * RIDGE
-        zero_S = np.zeros(len(self.mean_S))
-        self.low_P = np.concatenate([[0.0, 1 / ALPHA_RANGE[1]], zero_S])
-        self.high_P = np.concatenate([[np.inf, 1 / ALPHA_RANGE[0]], zero_S + np.inf])
-
-    def starts(self) -> np.ndarray:
-        """A grid of c and alpha, (L - c)^(-1 / alpha) being linear in r for the right ones.
-
-        p by non-negative least squares; the error of (L - c)^(-1 / alpha) is that of L times
-        (L - c)^(-1 / alpha) / (alpha (L - c)), hence the weights.
-        """
-        from scipy.optimize import lsq_linear
-
-        points = []
-        for c in self.loss_N.min() * np.array(START_C):
-            log_N = np.log(np.maximum(self.loss_N - c, 1e-3 * np.ptp(self.loss_N)))
-            for alpha in START_ALPHAS:
-                z_N = np.exp((log_N.mean() - log_N) / alpha)
-                root_N = np.exp(log_N - log_N.max()) / z_N
-                left_NS = root_N[:, None] * self.weight_NS
-                p_S = lsq_linear(left_NS, root_N * z_N, (0, np.inf), method="bvls").x
-                # a run of one source that starts at 0 would have an infinite loss
-                p_S = np.maximum(p_S, 0) + 1e-3 * z_N.mean()
-                y = float(p_S @ self.mean_S)
-                level = np.exp(log_N.mean() - alpha * np.log(y))
-                points.append([c, 1 / alpha, *(p_S * (level / y))])
-        return np.array(points)
-
-    def _parts(self, point_BP: np.ndarray) -> tuple[np.ndarray, ...]:
-        """alpha, x_BN, y and bend_BN = alpha log(y / x), which is log(L - c) - log(y)."""
-        alpha_B1, p_BS = 1 / point_BP[..., 1:2], point_BP[..., 2:]
-        y_B1 = np.maximum(p_BS @ self.mean_S, LEAST_WORTH)[..., None]
-        x_BN = np.maximum(p_BS @ self.weight_NS.T, LEAST_WORTH * y_B1)
-        bend_BN = np.minimum(alpha_B1 * np.log(y_B1 / x_BN), LARGEST_EXPONENT - np.log(y_B1))
-        return alpha_B1, x_BN, y_B1, bend_BN
-
-    def residual(self, point_BP: np.ndarray) -> np.ndarray:
-        """Errors, and where runs are few sqrt(ridge) u_S, u = alpha (p / y - 1).
-
-        Of one point (P,), or of several at once (B, P). Minus u are the slopes of log(L - c) at
-        the mean mixture, beyond their mean there.
-        """
-        alpha_B1, _, y_B1, bend_BN = self._parts(point_BP)
-        error_BN: np.ndarray = point_BP[..., :1] + y_B1 * np.exp(bend_BN) - self.loss_N
-        if not self.ridge:
-            return error_BN
-        slope_BS = alpha_B1 * (point_BP[..., 2:] / y_B1 - 1)
-        return np.concatenate([error_BN, self.ridge**0.5 * slope_BS], axis=-1)
-
-    def jacobian(self, point_BP: np.ndarray) -> np.ndarray:
-        """The slopes of log(L - c): -alpha bend in tau, (1 + alpha) mean / y - alpha r / x in p."""
-        alpha_B1, x_BN, y_B1, bend_BN = self._parts(point_BP)
-        f_BN = y_B1 * np.exp(bend_BN)
-        by_y_BS = (1 + alpha_B1) / y_B1 * self.mean_S
-        by_p_BNS = by_y_BS[..., None, :] - (alpha_B1 / x_BN)[..., None] * self.weight_NS
-        by_tau_BN = -alpha_B1 * bend_BN * f_BN
-        by_run = [np.ones_like(f_BN)[..., None], by_tau_BN[..., None], f_BN[..., None] * by_p_BNS]
-        by_run_BNP = np.concatenate(by_run, axis=-1)
-        if not self.ridge:
-            return by_run_BNP
-        worth_BS = point_BP[..., 2:] / y_B1
-        by_tau_BS = -(alpha_B1**2) * (worth_BS - 1)
-        eye_SS = np.eye(len(self.mean_S))
-        by_p_BSS = (alpha_B1 / y_B1)[..., None] * (eye_SS - worth_BS[..., None] * self.mean_S)
-        by_ridge = [np.zeros_like(by_tau_BS)[..., None], by_tau_BS[..., None], by_p_BSS]
-        by_ridge_BSP = np.concatenate(by_ridge, axis=-1)
-        return np.concatenate([by_run_BNP, self.ridge**0.5 * by_ridge_BSP], axis=-2)
-
-
-def fit_transfer(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> TransferLaw:
-    """The transfer law with the lowest Huber loss over the runs; `seed` changes nothing.
-
-    For given c and alpha, (L - c)^(-1 / alpha) is linear in r: every start takes both from a grid
-    and a from non-negative least squares. scipy's bounded Gauss-Newton steps, within c >= 0,
-    a >= 0 and 0.05 <= alpha <= 4, follow. A source that no run has used counts like a token of the
-    runs' mean mixture, and so does what sources always in one proportion leave open. With fewer
-    runs than sources + 3 the smallest differences between sources are preferred.
-    """
-    weight_NS = checked(weight_NS, loss_N)
-    num_runs, num_sources = weight_NS.shape
-    if np.ptp(loss_N) <= CONSTANT * loss_N.max():
-        half = float(loss_N.mean()) / 2
-        note = "all losses are equal: no source matters, and c and alpha are a convention"
-        return TransferLaw(half, 1.0, np.full(num_sources, 1 / half), notes=(note,))
-    # orthonormal directions along which no run's mixture has any weight, (K, S)
-    _, spread_K, right_SS = np.linalg.svd(weight_NS, full_matrices=num_runs < num_sources)
-    still_KS = right_SS[int((spread_K > SAME_DIRECTION * spread_K[0]).sum()) :]
-    rank = num_sources - 1 - len(still_KS)
-    used_S = weight_NS.any(axis=0)
-    fit = TransferFit(weight_NS[:, used_S], loss_N, few=num_runs < rank + 4)
-    point_P, converged = lowest_huber(fit, fit.starts())
-    c, alpha, y = float(point_P[0]), float(1 / point_P[1]), point_P[2:] @ fit.mean_S
-    worth_S = np.ones(num_sources)  # in units of the mean mixture's
-    worth_S[used_S] = point_P[2:] / y
-    # towards 1 along directions that no run decides, as far as none falls below 0
-    move_S = ((1 - worth_S) @ still_KS.T) @ still_KS
-    falls_S = move_S < 0
-    room_S = np.where(falls_S, worth_S / np.where(falls_S, -move_S, 1.0), np.inf)
-    worth_S = np.maximum(worth_S + min(1.0, float(room_S.min())) * move_S, 0)
-    law = TransferLaw(c, alpha, worth_S * np.exp(-np.log(max(y, LEAST_LEVEL)) / alpha))
-    error_N = law.predict(weight_NS) - loss_N
-    still = "a token counts like one of the mean mixture, by convention"
-    smallest = "differences between sources"
-    notes = _open_questions(weight_NS, rank, rank + 3, still, smallest, law.c <= 0)
-    total = float(huber(error_N[None], DELTA)[0][0])
-    return replace(law, huber=total, converged=converged, notes=(*notes, *_at_bounds(law)))
-
-
-def _at_bounds(law: TransferLaw) -> Iterator[str]:
-    """Which of the parameters other than c are at a bound."""
-    worthless, (low, high) = int((law.a_S <= 0).sum()), ALPHA_RANGE
-    if law.alpha <= low * (1 + 1e-9):
-        yield f"alpha is at its lower bound of {low:g}: the runs hardly fix it, nor c"
-    if law.alpha >= high * (1 - 1e-9):
-        bends = "the losses bend like an exponential law rather than a power"
-        yield f"alpha is at its upper bound of {high:g}: {bends}"
-    if worthless:
-        counted = f"{worthless} of {len(law.a_S)} sources {'is' if worthless == 1 else 'are'}"
-        infinite = "without the others the law predicts an infinite loss"
-        yield f"{counted} worth nothing (a = 0): {infinite}"

@@ -4,8 +4,8 @@ Shapes: N runs, S sources, A penalties, V targets, R repeats, K folds.
 """
 
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dograph.errors import ConfigError, DographError, require
-from dograph.mixtures.mixing_laws import fit_exponential, fit_transfer
-from dograph.mixtures.tables import MixtureTable, listed
-from dograph.progress import counted
+from dograph.errors import ConfigError, DographError, did_you_mean, listed, require
+from dograph.mixtures.mixing_laws import fit_exponential
+from dograph.mixtures.tables import MixtureTable
+from dograph.progress import Progress, counted
 from dograph.rng import stream
 
 ROUNDS, LEARNING_RATE = 1000, 0.01  # of the trees
@@ -112,21 +112,26 @@ Surrogate = Callable[..., Fitted]
 SURROGATES: dict[str, Surrogate] = {
     "lightgbm": fit_trees,
     "exponential": fit_exponential,
-    "transfer": fit_transfer,
     "ridge": fit_ridge,
     "linear": fit_linear,
 }
-# Convex functions of the mixture, which have an exact optimum; the mixing law's own comes first.
-LAWS = ("exponential", "transfer")
+
+
+def require_surrogate(name: str) -> None:
+    if name == "transfer":
+        raise ConfigError(
+            "the surrogate transfer was removed: a mixture planned with it did not lower the loss "
+            "of trained models; give exponential, or let cross-validation choose"
+        )
+    if name not in SURROGATES:
+        raise ConfigError(f'no surrogate "{name}"; {did_you_mean(name, SURROGATES)}')
+
 
 CHUNK = 20_000  # mixtures predicted at once
 FOLDS = 5
 FEWEST_FOR_FOLDS = 10  # with fewer runs, leave-one-out
 FEW = 100  # with fewer runs the folds are drawn several times, to reduce their variance
 REPEATS = 3
-
-# (fits done, fits in all, name of the surrogate)
-OnFit = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +213,8 @@ class PlanObjective:
         """Predicted losses of all targets, (N, V)."""
         chunks = [weight_NS[start : start + CHUNK] for start in range(0, len(weight_NS), CHUNK)]
         work = list(product(self.fitted_V, chunks))
-        parts = _in_threads(
-            lambda pair: pair[0].predict(pair[1]), work, "{done}/{total} predictions"
-        )
+        with counted("{done}/{total} predictions", len(work)) as display:
+            parts = _in_threads(lambda pair: pair[0].predict(pair[1]), work, display)
         return np.concatenate(parts).reshape(len(self.fitted_V), len(weight_NS)).T
 
     def predict(self, weight_NS: np.ndarray) -> np.ndarray:
@@ -223,16 +227,23 @@ def fit_objective(
 ) -> PlanObjective:
     """One surrogate for each target."""
     fit = partial(surrogate, weight_NS, seed=seed)
-    return PlanObjective(_in_threads(fit, list(loss_NV.T), "{done}/{total} fits"), share_V)
+    with counted("{done}/{total} fits", len(share_V)) as display:
+        return PlanObjective(_in_threads(fit, loss_NV.T, display), share_V)
 
 
-def _in_threads(work: Callable[[Any], Any], items: Sequence[Any], count: str) -> list[Any]:
-    """The results in the order of the items; progress is shown of work over two seconds."""
+def _in_threads(
+    work: Callable[[Any], Any],
+    items: Iterable[Any],
+    display: Progress,
+    before: int = 0,
+    note: str = "",
+) -> list[Any]:
+    """The results in the order of the items; `before`: work that `display` counts as done."""
     results = []
-    with ThreadPoolExecutor(os.cpu_count()) as pool, counted(count, len(items)) as display:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         for result in pool.map(work, items):
             results.append(result)
-            display.update(len(results))
+            display.update(before + len(results), note)
     return results
 
 
@@ -264,33 +275,24 @@ def choose_surrogate(
     *,
     names: Sequence[str] = tuple(SURROGATES),
     seed: int = 42,
-    progress: OnFit | None = None,
 ) -> Choice:
     """The surrogate with the highest rank correlation on left-out runs.
 
     Each run is predicted by fits without its fold; predictions of all folds are pooled, those of
     targets added up by their shares, and compared with the measured losses (Spearman, the mean over
     repeats). Ties: the lower mean error, then the name. A surrogate that predicts a constant in
-    every fold scores 0, whatever the order of its folds' means. All use the same folds. `progress`
-    is called after each fit; without it, fits that take over two seconds are counted on stderr.
+    every fold scores 0, whatever the order of its folds' means. All use the same folds.
     """
     fold_RN = draw_folds(len(weight_NS), seed)
     folds, repeats = int(fold_RN.max()) + 1, len(fold_RN)
     each = repeats * folds * len(shares)
-    total = len(names) * each
     validated: dict[str, Judged] = {}
     notes: list[str] = []
-    with counted("{done}/{total} fits", total) as display:
+    with counted("{done}/{total} fits", len(names) * each) as display:
         for rank, name in enumerate(names):
-
-            def on_fit(done: int, name: str = name, before: int = rank * each) -> None:
-                if progress is not None:
-                    progress(before + done, total, name)
-                else:
-                    display.update(before + done, name)
-
+            run = partial(_in_threads, display=display, before=rank * each, note=name)
             try:
-                how = fold_RN, seed, on_fit
+                how = fold_RN, seed, run
                 validated[name] = _validate(SURROGATES[name], weight_NS, loss_NV, shares, *how)
             except DographError as error:
                 if len(names) == 1:
@@ -324,30 +326,22 @@ def _validate(
     shares: dict[str, float],
     fold_RN: np.ndarray,
     seed: int,
-    on_fit: Callable[[int], None],
+    run: Callable[..., object],
 ) -> Judged:
-    """Cross-validated scores of one surrogate."""
+    """Cross-validated scores of one surrogate; `run` calls a function with each of many items."""
     repeats, folds = len(fold_RN), int(fold_RN.max()) + 1
     guess_RNV = np.full((repeats, *loss_NV.shape), np.nan)
     flat_RKV = np.zeros((repeats, folds, loss_NV.shape[1]), dtype=bool)
 
-    def fit(repeat: int, fold: int, target: int) -> None:
+    def fit(item: tuple[int, int, int]) -> None:
+        repeat, fold, target = item
         out_N = fold_RN[repeat] == fold
         fitted = surrogate(weight_NS[~out_N], loss_NV[~out_N, target], seed=seed)
         guess_N = fitted.predict(weight_NS)
         guess_RNV[repeat, out_N, target] = guess_N[out_N]
         flat_RKV[repeat, fold, target] = is_constant(guess_N)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        work = product(range(repeats), range(folds), range(loss_NV.shape[1]))
-        pending = [pool.submit(fit, *item) for item in work]
-        try:
-            for done, future in enumerate(as_completed(pending), start=1):
-                future.result()
-                on_fit(done)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    run(fit, product(range(repeats), range(folds), range(loss_NV.shape[1])))
     share_V = np.array(list(shares.values()))
     objective = _mean_scores(guess_RNV @ share_V, loss_NV @ share_V, np.asarray(flat_RKV.all(2)))
     targets = {

@@ -9,18 +9,17 @@ import csv
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from dograph.errors import ConfigError, CorpusError
+from dograph.errors import ConfigError, CorpusError, listed
 from dograph.files import write_text
 
 Kind = Literal["mixtures", "losses"]
-SHOWN = 50  # names in one message
 ROUNDING = 1e-2  # how far the weights of a run in a file may be from a sum of 1
 MISSING = frozenset({"", "nan", "na", "n/a", "null", "none", "-"})
 DELIMITERS = (",", ";", "\t")
@@ -48,12 +47,6 @@ LONG: dict[Kind, tuple[str, str, str]] = {
     "losses": ("run", "target", "loss"),
 }
 LABELS = ("run", "run_id", "name", "index")  # columns that name a run in Olmix's layout
-
-
-def listed(names: Sequence[str], shown: int = SHOWN) -> str:
-    """Names for a message; of very many, the first ones and how many more."""
-    text = ", ".join(names[:shown])
-    return f"{text} and {len(names) - shown} more" if len(names) > shown else text
 
 
 @dataclass(frozen=True)
@@ -328,7 +321,7 @@ def _normalised(weights: TableFile, measured: TableFile, notes: list[str]) -> np
     off_N = np.abs(sum_N - 1)
     beyond = np.flatnonzero(off_N > ROUNDING + 1e-9)
     if beyond.size:
-        rows = listed([f"{weights.runs[n]} ({sum_N[n]:.6g})" for n in beyond], shown=5)
+        rows = listed([f"{weights.runs[n]} ({sum_N[n]:.6g})" for n in beyond], 5)
         hint = "percentages must be divided by 100, token counts by their sum"
         if (np.abs(np.nan_to_num(measured.value_NK).sum(1) - 1) <= ROUNDING).all():
             hint = f"those of {measured.path} do: are the two files swapped?"

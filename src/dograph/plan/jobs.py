@@ -30,10 +30,9 @@ from torch import Tensor
 
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
-from dograph.errors import DographError, RunError
+from dograph.errors import DographError, RunError, listed
 from dograph.files import sha256_of, write_json
 from dograph.mixers.base import ProxyResult
-from dograph.mixtures.tables import listed
 from dograph.progress import Progress, duration
 from dograph.records import read_metrics
 from dograph.renamed import with_old_settings
@@ -270,14 +269,14 @@ def _result(trainer: Trainer) -> Result:
     """The result of a run that has ended, from its metrics and its last state."""
     run, state = trainer.run, trainer.state
     curve, seconds, last = [], 0.0, 0.0
-    for row in read_metrics(run.metrics_file):
+    whole = (b'"time/step_seconds"', b'"valid/mean/loss_nats"')
+    for row in read_metrics(run.metrics_file, wanted=lambda line: any(x in line for x in whole)):
         if "time/step_seconds" in row:  # the mean over the steps since the row before
             seconds += row["time/step_seconds"] * (row["step"] - last)
             last = row["step"]
         if "valid/mean/loss_nats" in row:
-            matches = [re.fullmatch("valid/(.*)/loss_nats", name) for name in row]
-            names = [match[1] for match in matches if match and match[1] not in SUMMARIES]
-            losses = {name: row[f"valid/{name}/loss_nats"] for name in names}
+            found = [re.fullmatch("valid/(.*)/loss_nats", name) for name in row]
+            losses = {m[1]: row[m[0]] for m in found if m and m[1] not in SUMMARIES}
             curve.append((int(row["step"]), losses))
     return Result(
         losses=curve[-1][1] if curve else {},

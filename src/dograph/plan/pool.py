@@ -41,13 +41,15 @@ ENVIRONMENT = {
 
 
 class JobError(RunError):
-    """A job that fails every time."""
+    """A job that fails every time; `trace` says where."""
 
-    def __init__(self, job: Job, what: str) -> None:
+    def __init__(self, job: Job, what: str, trace: str | None = None) -> None:
         super().__init__(
             f'"{job.label}"{what}\n  its folder: {job.config.run}\n  its log: {log_of(job.config)}'
         )
         self.job = job
+        if trace is not None:
+            self.add_note(trace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +64,6 @@ OnDone = Callable[[Job, Result], None]
 OnStart = Callable[[Job], None]
 OnDeath = Callable[[Job, str], None]
 Work = Generator[tuple[int, Result | Failure] | None, None, None]
-
-
-def job_failed(job: Job, reason: str, trace: str | None = None) -> JobError:
-    """The error for a job that raised an exception."""
-    error = JobError(job, f" failed: {reason}")
-    if trace is not None:
-        error.add_note(trace)
-    return error
 
 
 def job_lost(job: Job, why: str) -> JobError:
@@ -137,7 +131,7 @@ class Pool(ABC):
                         continue
                     index, result = answer
                     if isinstance(result, Failure):
-                        raise job_failed(jobs[index], result.reason, result.trace)
+                        raise JobError(jobs[index], f" failed: {result.reason}", result.trace)
                     results[index] = result
                     on_done(jobs[index], result)
         except Exception:
@@ -261,13 +255,13 @@ class RayPool(Pool):
                     try:
                         answered = self._ray.get(task)
                     except self._ray.exceptions.RayTaskError as error:
-                        raise job_failed(jobs[index], str(error)) from error
+                        raise JobError(jobs[index], f" failed: {error}") from error
                     except self._ray.exceptions.RayError as error:
                         name, known = type(error).__name__, ("WorkerCrashedError", OUT_OF_MEMORY)
                         if name in known:
                             raise job_lost(jobs[index], name) from error
                         why = f"Ray lost it, {name} ({str(error).splitlines()[0]})"
-                        raise job_failed(jobs[index], f"{why}: {RAY_REMEDY}") from error
+                        raise JobError(jobs[index], f" failed: {why}: {RAY_REMEDY}") from error
                     yield index, answered
                 yield None
         finally:

@@ -14,6 +14,7 @@ from dograph.compare.findings import REPORT, Findings, MethodFindings
 from dograph.config import RunConfig
 from dograph.errors import DographError, RunError
 from dograph.eval.evaluate import limited_tasks
+from dograph.progress import counted
 from dograph.records import DAMAGE, Skipped, read_record
 from dograph.report.charts import DotChart, DotRow
 from dograph.report.domains import Texts
@@ -187,14 +188,20 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
     methods = [(run.origin, run.label) if run.label and run.origin else None for run in opened]
     groups = group_names([run.as_trained() for run in opened], methods)
     by_group: dict[str, list[str]] = {}
-    for run, name, group in zip(opened, names, groups, strict=True):
-        try:
-            runs.append(run_data(run, name, group, buckets, texts))
-            by_group.setdefault(group, []).append(name)
-        except (DographError, OSError, *DAMAGE) as error:  # must not spoil the page of the others
-            left_out.append(f"{run.path} is left out, a file of it is damaged: {error!r}")
-        if not keep:
-            run.forget()
+    with counted("{done}/{total} runs", len(opened)) as display:
+        for run, name, group in zip(opened, names, groups, strict=True):
+
+            def show(share: float, name: str = name) -> None:
+                display.update(len(runs), f"reading {name}: {share:.0%}")
+
+            try:
+                run.read(show)
+                runs.append(run_data(run, name, group, buckets, texts))
+                by_group.setdefault(group, []).append(name)
+            except (DographError, OSError, *DAMAGE) as error:  # the others have their page
+                left_out.append(f"{run.path} is left out, a file of it is damaged: {error!r}")
+            if not keep:
+                run.forget()
     comparisons = list[Comparison]()
     for path in subjects.comparisons:
         try:

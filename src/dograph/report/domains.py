@@ -23,7 +23,7 @@ from dograph.eval.describe import (
 )
 from dograph.eval.gradients import Probe, principal, probed_steps, read_probe
 from dograph.eval.recorded import domains_last, parse_graph
-from dograph.records import read_lines, unpacked
+from dograph.records import read_lines, step_of, unpacked
 from dograph.report.charts import (
     BarChart,
     Entry,
@@ -39,6 +39,7 @@ from dograph.report.series import Columns, OpenRun, curve, rounded
 ROUNDS = 60  # of moving overlapping nodes apart
 EXAMPLES = 3  # texts per domain
 GRAPHS_WITH_TEXTS = 4  # if domains are those of one batch
+MOST_GRAPHS = 100
 COMPOSITIONS = 6  # graphs whose domains are shown by source
 LASTING = "a number is one domain throughout the run"
 RANKED = "numbers are ranks by weight in each step, 0 the largest weight"
@@ -127,14 +128,7 @@ def example(corpus: Corpus, block: Block, texts: Texts) -> ExampleText:
 def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
     """The domains of a run; None if its mixer has none."""
     columns, corpus = run.columns, run.corpus
-    places: dict[int, np.ndarray] = {}
-
-    def placed(values: dict[str, Any]) -> PlacedGraph:
-        parse_graph(values)  # raises if it is damaged, as the next line does for NaN
-        json.dumps(values, allow_nan=False)
-        return place_graph(unpacked(values), places)
-
-    graphs = list(read_lines(run.files.graph_file, placed, run.skipped))
+    graphs = recorded_graphs(run)
     notes, probes, views = list[str](), list[Probe](), list[ProbeView]()
     has_probes = any(run.files.probes.glob("step-*.json"))
     for step in probed_steps(run.path) if has_probes else []:
@@ -182,6 +176,24 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
         ],
         notes=notes,
     )
+
+
+def recorded_graphs(run: OpenRun) -> list[PlacedGraph]:
+    """All of them, or about MOST_GRAPHS evenly spaced ones with the last."""
+    places: dict[int, np.ndarray] = {}
+    every, last = run.config.eval.every, run.columns.last_step
+    stride = every * math.ceil(last / MOST_GRAPHS / max(every, 1))
+
+    def is_shown(line: bytes) -> bool:
+        step = step_of(line) or 0
+        return stride <= every or step % stride == 0 or step > last - every
+
+    def placed(values: dict[str, Any]) -> PlacedGraph:
+        parse_graph(values)  # raises if it is damaged, as the next line does for NaN
+        json.dumps(values, allow_nan=False)
+        return place_graph(unpacked(values), places)
+
+    return list(read_lines(run.files.graph_file, placed, run.skipped, wanted=is_shown))
 
 
 def with_samples(

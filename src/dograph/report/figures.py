@@ -5,7 +5,6 @@ paper's columns; colours are those of the page's light theme.
 """
 
 import io
-import json
 import math
 import re
 import textwrap
@@ -14,10 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from dograph.errors import ConfigError, MissingExtraError, require
-from dograph.files import write_bytes, write_text
+from dograph.errors import ConfigError, require
+from dograph.files import write_bytes
+from dograph.progress import counted
 from dograph.report import sections
 from dograph.report.charts import BarChart, DotChart, LineChart, PageTable, TableCell
 from dograph.report.collect import Comparison, PageData, collect, open_subjects
@@ -69,8 +67,12 @@ def write_figures(paths: Sequence[Path], out: Path) -> list[str]:
         raise ConfigError(f"--figures {out} is a file; give a folder")
     data = collect(open_subjects(paths))
     out.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(STYLE):
-        return [save(name, figure, out) for name, figure in drawn(data)]
+    names: list[str] = []
+    with matplotlib.rc_context(STYLE), counted("") as display:
+        for name, figure in drawn(data):
+            display.update(len(names), name, stage="drawing")
+            names.append(save(name, figure, out))
+    return names
 
 
 def save(name: str, figure: Any, out: Path) -> str:
@@ -418,56 +420,3 @@ def add_legend(axis: Any, where: str = "upper") -> None:
             break
         legend.remove()
     figure.set_size_inches(width, height + legend.get_window_extent().height / figure.dpi)
-
-
-def picture_notes(coordinates: Path, file: Path) -> list[str]:
-    """Draw the file `dograph reproduce gradient-pca` asks for; return notes for its output."""
-    methods: dict[str, Any] = json.loads(coordinates.read_text(encoding="utf-8"))
-    if not methods:
-        return []
-    try:
-        matplotlib: Any = require("matplotlib", "figures")
-    except MissingExtraError as error:
-        return [f"no picture of the coordinates: {error}"]
-    with matplotlib.rc_context(STYLE):
-        text = io.StringIO()
-        # Without a date, the same runs give the same file.
-        draw_components(methods).savefig(text, format="svg", metadata={"Date": None})
-    write_text(file, text.getvalue())
-    return [f"the first two principal components of every probe row, by source: {file}"]
-
-
-def draw_components(methods: Mapping[str, Mapping[str, Any]]) -> Any:
-    """The probes of every method on their own principal components, from pca.json.
-
-    Each method starts a new row of panels. All panels have the same range: directions have length
-    1, so their widths can be compared. The title has the share of variance of the two components.
-    """
-    sources = list(dict.fromkeys(name for points in methods.values() for name in points["sources"]))
-    across = min(PROBES_ACROSS, max(len(points["coordinates"]) for points in methods.values()))
-    shown: list[tuple[str, str] | None] = []  # method and probe of each panel
-    for name, points in methods.items():
-        shown += [(name, step) for step in points["coordinates"]]
-        shown += [None] * (-len(shown) % across)
-    note = "x: first principal component of each probe, y: second; %: their share of its variance"
-    figure, axes = sheet(WIDE, 1.35 * len(shown) / across + 0.4, len(shown) // across, across)
-    figure.supxlabel(note, fontsize=7)
-    every = [row for p in methods.values() for probe in p["coordinates"].values() for row in probe]
-    low_2, high_2 = np.min(every, axis=0), np.max(every, axis=0)
-    reach = (0.5 + MARGIN) * (high_2 - low_2).max() or 1.0
-    x, y = ((middle - reach, middle + reach) for middle in (low_2 + high_2) / 2)
-    for panel, axis in zip(shown, axes.flat, strict=True):
-        axis.set(xlim=x, ylim=y, aspect="equal")
-        axis.label_outer(remove_inner_ticks=True)
-        if panel is None:
-            axis.set_axis_off()
-            continue
-        points, step = methods[panel[0]], panel[1]
-        kind_N = [sources.index(points["sources"][of]) for of in points["source"]]
-        place_2N = list(zip(*points["coordinates"][step], strict=True))
-        draw_scatter(axis, place_2N, kind_N, sources)
-        axis.set_title(f"step {int(step):,}: {100 * sum(points['explained'][step]):.0f} %")
-        if axis in axes[:, 0]:
-            axis.set_ylabel(panel[0])
-    add_legend(axes[0, 0])
-    return figure

@@ -20,7 +20,7 @@ from dograph.report.domains import DomainsView, Texts, domains_of
 from dograph.report.series import OpenRun, Series, curve, read_json
 from dograph.stats import ABOVE_ZERO, Estimate, t_interval
 from dograph.train.edits import edits_of
-from dograph.train.metrics import SUMMARIES
+from dograph.train.metrics import RARE, SUMMARIES
 
 ENVIRONMENT = "env.json"  # versions and devices
 WARM_UP = 5  # steps that mean times leave out: compilation, first allocations
@@ -49,7 +49,7 @@ HEALTH = {  # title and explanation of each chart
 FALLBACK = "equal weights were used: a gradient was not finite or the problem had no solution"
 UNCONVERGED = "the solver did not converge: residual up to {most:.2g}"
 # Column, largest normal value, warning.
-UNUSUAL = (("weights/fallback", 0.0, FALLBACK), (RESIDUAL, UNSOLVED, UNCONVERGED))
+UNUSUAL = ((RARE, 0.0, FALLBACK), (RESIDUAL, UNSOLVED, UNCONVERGED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,7 @@ class RunData:
 
 
 def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) -> RunData:
-    """Reads everything a page shows of a run."""
-    run.read()
+    """Everything a page shows of a run whose metrics have been read."""
     columns = run.columns
     shown = {*HEALTH, *UNSMOOTHED, *(name for name in columns.names if name.endswith(LOSS))}
     # Domains of one batch are unrelated to those of the next: NMI over ten batches means nothing.
@@ -165,7 +164,8 @@ def warnings_of(run: OpenRun) -> list[str]:
     for name, largest, text in UNUSUAL:
         step_N, value_N = columns.get(name)
         if len(at := step_N[value_N > largest]):
-            where = f"in {len(at)} of {len(step_N)} steps, first in step {int(at[0])}"
+            of = columns.last_step if name == RARE else len(step_N)
+            where = f"in {len(at)} of {of} recorded steps, first in step {int(at[0])}"
             warnings.append(f"{text.format(most=float(value_N.max()))} ({where})")
     warnings += columns.gaps.warnings(run.files.metrics_file)
     if columns.last_step and not columns.between("valid/", LOSS):

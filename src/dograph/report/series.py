@@ -4,7 +4,7 @@ Shapes: N rows that have the column.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,12 +23,14 @@ from dograph.records import (
     parse_object,
     read_record,
     reason,
+    unpacked,
 )
 from dograph.train.edits import edits_of
 from dograph.train.run_dir import FORK, RunDirectory
 
 SMOOTHED_SHARE = 50  # the running mean is over a fiftieth of the points
 DIGITS = 5
+REPORTED = 5000  # lines between reports of progress
 MOST = 1e300  # larger numbers, infinite ones and NaN are not drawn
 NAMED = 4  # names of identical lines in a legend
 IDENTICAL = "(identical)"  # after the names of a line that is drawn once; as in lines.js
@@ -60,8 +62,11 @@ class Columns:
         self._offset = self._lines = 0
         self._inode: int | None = None
 
-    def read(self) -> bool:
-        """Read complete lines added since the last call; return whether there were any."""
+    def read(self, report: Callable[[float], None] = lambda _: None) -> bool:
+        """Read complete lines added since the last call; return whether there were any.
+
+        `report` is called now and then with the share that has been read.
+        """
         if not self.path.is_file():
             return False
         status = self.path.stat()
@@ -71,16 +76,20 @@ class Columns:
         before = self._offset
         with open(self.path, "rb") as file:
             file.seek(before)
-            for line in file:
+            for number, line in enumerate(file):
                 if line.endswith(b"\n"):
                     self._offset, self._lines = self._offset + len(line), self._lines + 1
                     self._add(line)
+                if number % REPORTED == 0:
+                    report(self._offset / status.st_size)
         return self._offset > before
 
     def _add(self, line: bytes) -> None:
         try:
             row = parse_object(line)
             step = checked_step(row)
+            if b"[" in line or b"*" in line:  # not a short row
+                row = unpacked(row)
         except DAMAGE as error:
             self.skipped.add(self.path, reason(error), self._lines)
             return
@@ -146,8 +155,8 @@ class OpenRun:
         """Drop the metrics, so that the next `read` starts over."""
         self.columns = Columns(self.files.metrics_file, self.config.log.every)
 
-    def read(self) -> None:
-        self.columns.read()
+    def read(self, report: Callable[[float], None]) -> None:
+        self.columns.read(report)
         self.skipped, self.corpus = Skipped(), corpus_of(self.files)
 
     @property

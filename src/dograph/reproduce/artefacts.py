@@ -87,8 +87,6 @@ def spelled_out(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Artefact:
-    """One table or figure."""
-
     name: str
     line: str  # what it shows
     where: str  # its label in the paper
@@ -111,7 +109,6 @@ class Artefact:
 
     @property
     def is_probed(self) -> bool:
-        """Whether it is made of probes."""
         return self.runs == "probes"
 
     def folder(self, scale: Scale) -> Path:
@@ -231,7 +228,6 @@ class Wanted:
 
     @property
     def named_corpus(self) -> str | None:
-        """The user's corpus."""
         return (self.changes.get("data") or {}).get("corpus")
 
     @property

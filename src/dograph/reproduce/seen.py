@@ -51,7 +51,8 @@ def gradient_pca(study: Study) -> Reproduction:
         verdicts += _changes(label, many, follow, ("nmi",))
     notes += [
         "separation: unbiased MMD^2 between two sources over their spread, mean over pairs",
-        f"coordinates of every probe row of the first seed: {file}",
+        f"coordinates of every probe row of the first seed: {file}; pictures of the probes of a "
+        "run: dograph report RUN --figures DIR",
     ]
     return Reproduction(tables, data, verdicts, notes)
 

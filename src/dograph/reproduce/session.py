@@ -316,7 +316,6 @@ def write_record(file: Path, name: str, record: Mapping[str, Any]) -> bool:
 
 
 def print_list(console: Console) -> None:
-    """One line per artefact."""
     table = Table(box=None, pad_edge=False)
     table.add_column("name", no_wrap=True)
     table.add_column("what it shows")

@@ -14,21 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
+from dograph import stats
 from dograph.compare.arms import Ask
 from dograph.compare.findings import CellFindings, Findings
 from dograph.compare.tables import TextTable
 from dograph.files import plain
 from dograph.reproduce.artefacts import LEAD, Artefact, Scale
 from dograph.reproduce.paper import NAMES, OURS
-from dograph.stats import (
-    ABOVE_ZERO,
-    ANY,
-    LEAST_SEEDS,
-    Estimate,
-    Range,
-    mean_estimate,
-    paired_difference,
-)
+from dograph.stats import LEAST_SEEDS, Estimate, Range
 
 DEFAULT = "dograph"  # our own recipe
 SUBJECTS = (OURS, DEFAULT)  # the methods that the paper's claims are tested on
@@ -61,8 +54,8 @@ class RunMetric:
     """One number per finished run, by method and seed; the ranges of it and of its differences."""
 
     values: Mapping[str, Mapping[int, float]]
-    range: Range = ABOVE_ZERO
-    difference_range: Range = ANY
+    range: Range = stats.ABOVE_ZERO
+    difference_range: Range = stats.ANY
 
     @classmethod
     def read(cls, findings: Findings, of: Callable[[CellFindings], float], *ranges: Range) -> Self:
@@ -79,17 +72,17 @@ class RunMetric:
         return self.values.get(label, {})
 
     def mean(self, label: str) -> Estimate:
-        return mean_estimate(list(self.by_seed(label).values())).within(self.range)
+        return stats.mean_estimate(list(self.by_seed(label).values())).within(self.range)
 
     def difference(self, label: str, other: str, family: int = 1) -> Estimate:
         """A method minus another, over the seeds that both have."""
-        estimate = paired_difference(self.by_seed(label), self.by_seed(other), family)
+        estimate = stats.paired_difference(self.by_seed(label), self.by_seed(other), family)
         return estimate.within(self.difference_range)
 
     def percent_change(self, label: str, other: str) -> Estimate:
         """By how many per cent a method is above another, pair by pair."""
         own, theirs = self.by_seed(label), self.by_seed(other)
-        estimate = paired_difference(own, theirs, of=lambda a, b: 100 * (a / b - 1))
+        estimate = stats.paired_difference(own, theirs, of=lambda a, b: 100 * (a / b - 1))
         return estimate.within((-100.0, math.inf))
 
 
@@ -161,7 +154,6 @@ class Claim:
     line: str = ""
 
     def judge(self, ours: Estimate) -> Self:
-        """By one difference."""
         return self.judge_all({"": ours})
 
     def judge_against(

@@ -32,11 +32,22 @@ if TYPE_CHECKING:
 
 ROWS = 4  # that run again; fewer in mode twopass, where each has a backward of its own
 _CLOSE, _CLOSE_HALF = 1e-4, 1e-2  # relative error of a parameter's gradient
+_HALF = (torch.bfloat16, torch.float16)
 _SCALE = 1.37  # no power of two, so that scaling rounds differently
 logger = logging.getLogger("dograph.sketch")
 _WHAT_TO_DO = (
     'Use mode twopass, leave the layer out with exclude=(...), or, if you know why, check="never"'
 )
+
+
+def graph_nodes(loss_B: Tensor, ends: Callable[[Any], bool] = lambda node: False) -> Iterator[Any]:
+    """The nodes of the graph of the loss, each once; those behind an end are left out."""
+    visited: set[Any] = {None}
+    nodes: set[Any] = {loss_B.grad_fn}
+    while nodes := nodes - visited:
+        yield from nodes
+        visited |= nodes
+        nodes = {after for node in nodes if not ends(node) for after, _ in node.next_functions}
 
 
 def reached_parameters(
@@ -47,19 +58,16 @@ def reached_parameters(
     A compiled region leads to all its parameters, tapped or not: of these only those that are not
     `covered` count.
     """
-    names = {id(parameter): name for name, parameter in parameters.items()}
-    reached, visited, waiting = set(), {loss_B.grad_fn}, [loss_B.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        compiled = "CompiledFunction" in type(node).__name__
-        for following, _ in () if node is None else node.next_functions:
-            name = names.get(id(getattr(following, "variable", None)))
-            if name is not None and not (compiled and name in covered):
-                reached.add(name)
-            if following is not None and following not in visited:
-                visited.add(following)
-                waiting.append(following)
+    names, reached = {id(p): name for name, p in parameters.items()}, set()
+    for node in graph_nodes(loss_B):
+        leaves = (getattr(following, "variable", None) for following, _ in node.next_functions)
+        own = {names[id(leaf)] for leaf in leaves if id(leaf) in names}
+        reached |= own - covered if "CompiledFunction" in type(node).__name__ else own
     return [name for name in parameters if name in reached]
+
+
+def _is_tap(node: Any) -> bool:
+    return type(node).__name__ == "TapBackward"
 
 
 class CheckedRecord:
@@ -94,12 +102,10 @@ class CheckedRecord:
 
         wrapper = self.sketcher.wrapper
         modules = {id(m): m for m in (wrapper, getattr(wrapper, "module", wrapper))}
-        handles = [m.register_forward_hook(note, with_kwargs=True) for m in modules.values()]
-        try:
+        with ExitStack() as hooks:
+            for module in modules.values():
+                hooks.enter_context(module.register_forward_hook(note, with_kwargs=True))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @contextmanager
     def before_forward(self, act: "Callable[[CheckedRecord], None]") -> Iterator[None]:
@@ -112,11 +118,8 @@ class CheckedRecord:
                 act(self)
                 self.done = False
 
-        handle = self.sketcher.model.register_forward_pre_hook(note, with_kwargs=True)
-        try:
+        with self.sketcher.model.register_forward_pre_hook(note, with_kwargs=True) as handle:
             yield
-        finally:
-            handle.remove()
 
     def run_unrecorded(self) -> None:
         with self.undisturbed(), torch.no_grad():
@@ -160,22 +163,16 @@ class CheckedRecord:
                 "sketcher.record, only layers of it: the gradient cannot be checked. Call the "
                 'model itself, give the module that you call to Sketcher, or set check="never"'
             )
-        ends = {output.grad_fn for output in self.outputs}
         if any(output is loss_B for output in self.outputs):
             return self.outputs
+        ends = {output.grad_fn for output in self.outputs}
         names = {id(p): name for name, p in self.sketcher.parameters.items()}
-        visited, waiting, inside = {loss_B.grad_fn}, [loss_B.grad_fn], set()
-        while waiting:
-            node = waiting.pop()
-            if node is None or node in ends:
-                continue
-            if type(node).__name__ == "TapBackward":
-                inside.add(getattr(node, "rule").path)  # noqa: B009
-                continue
-            inside |= {names[id(v)] for v in [getattr(node, "variable", None)] if id(v) in names}
-            new = {following for following, _ in node.next_functions} - visited
-            visited |= new
-            waiting += new
+        inside = set()
+        for node in graph_nodes(loss_B, lambda node: node in ends or _is_tap(node)):
+            if _is_tap(node) and node not in ends:
+                inside.add(node.rule.path)
+            elif (leaf := id(getattr(node, "variable", None))) in names:
+                inside.add(names[leaf])
         if inside:
             raise ConfigError(
                 f"the loss uses {sorted(inside)[:5]} in another way than through the outputs of "
@@ -193,29 +190,31 @@ class CheckedRecord:
                 grads = torch.autograd.grad(total, outputs, retain_graph=True, allow_unused=True)
                 self.weighted_gradients = list(map(self.first_rows, outputs, grads))
 
-    def keep(self, gradients: list[Tensor | None]) -> None:
-        """Keep the rows that run again of the gradients of the outputs."""
+    def keep(self, gradients: list[Tensor | None], dtype: torch.dtype) -> bool:
+        """Keep the gradients of the outputs for the rows that run again; False: not finite.
+
+        `dtype` is that of the slots.
+        """
         self.gradients = list(map(self.first_rows, self.outputs or [], gradients))
-        if (dtype := self.sketcher._slots_for[2]) in (torch.bfloat16, torch.float16):
+        if dtype in _HALF:
             self.half = dtype  # autocast that began before the model's call, or inside it
         self.outputs, self.done = [], True
         if not all(bool(g.isfinite().all()) for g in self.gradients if g is not None):
-            self.gradients, self.sketcher._num_checked = [], 0  # nothing to compare; next time
-            return
-        room = _CLOSE_HALF if self.rounds() else _CLOSE
+            self.gradients = []
+            return False
         for weighted, plain in zip(self.weighted_gradients, self.gradients, strict=False):
             if weighted is None or plain is None:
                 continue
             times_B = self.weight_B[: self.num_rows()].to(plain.dtype)
             scaled = plain.reshape(len(times_B), -1) * times_B[:, None]
-            error = (weighted.reshape_as(scaled) - scaled).norm()
-            if not error <= room * scaled.norm():
+            if error := self.error(weighted.reshape_as(scaled), scaled):
                 raise ConfigError(
-                    "the loss of a sample depends on other samples of the batch (by "
-                    f"{float(error / scaled.norm()):.2g} of its gradient), so there is no gradient "
-                    "of a sample; compute loss_B[i] from the outputs of sample i alone"
+                    f"the loss of a sample depends on other samples of the batch (by {error:.2g} "
+                    "of its gradient), so there is no gradient of a sample; compute loss_B[i] from "
+                    "the outputs of sample i alone"
                 )
         self.weighted_gradients = []
+        return True
 
     def first_rows(self, output: Tensor, gradient: Tensor | None) -> Tensor | None:
         """The part of the gradient of an output that belongs to the rows that run again."""
@@ -252,10 +251,12 @@ class CheckedRecord:
             return value[:num] if first == num_samples else value
 
         args, kwargs = pytree.tree_map_only(Tensor, few, (self.args, self.kwargs))
-        kind = self.token_BT.device.type
-        half = self.half is not None
-        with torch.autocast(kind, self.half or torch.bfloat16, enabled=half):
+        with self.autocast():
             return tensors_of(self.sketcher.model(*args, **kwargs), graph=torch.is_grad_enabled())
+
+    def autocast(self) -> torch.autocast:
+        kind, half = self.token_BT.device.type, self.half
+        return torch.autocast(kind, half or torch.bfloat16, enabled=half is not None)
 
     def pull(self, outputs: list[Tensor], num: int) -> Tensor:
         """A loss for each row whose gradient with respect to the outputs is the kept one."""
@@ -297,15 +298,11 @@ class CheckedRecord:
 
     def compare(self) -> None:
         """Run a few rows again, recorded and unrecorded; raise if they disagree."""
-        sketcher, num = self.sketcher, self.num_rows()
-        settings = sketcher.check, sketcher.step
-        sketcher.check = "never"
+        num = self.num_rows()
+        compare = self.compare_gradients if self.sketcher.reduces else self.compare_sketches
         try:
             with self.undisturbed() as rewind, torch.enable_grad():
-                if sketcher.reduces:
-                    self.compare_gradients(num, rewind)
-                else:
-                    self.compare_sketches(num, rewind)
+                compare(num, rewind)
         except (ValueError, RuntimeError, IndexError) as error:
             if isinstance(error, ConfigError | torch.OutOfMemoryError):
                 raise
@@ -315,16 +312,14 @@ class CheckedRecord:
                 'set check="never"'
             ) from error
         finally:
-            sketcher.check, sketcher.step = settings
-            sketcher._slots_for = ()  # those of the rows do not fit the next batch
             self.args, self.kwargs = (), {}
 
     def recorded(self, num: int, use: Callable[[Tensor], Any]) -> tuple[list[Tensor], Any]:
         """The outputs of a recorded run, and what `use` makes of its losses."""
-        sketcher, kind = self.sketcher, self.token_BT.device.type
+        sketcher = self.sketcher
         with ExitStack() as stack:
-            with torch.autocast(kind, self.half or torch.bfloat16, enabled=self.half is not None):
-                stack.enter_context(sketcher.record(self.token_BT[:num], sketcher.step))
+            with self.autocast():
+                stack.enter_context(sketcher.unchecked_record(self.token_BT[:num], sketcher.step))
             outputs = self.call(num)
             return outputs, use(self.pull(outputs, num))
 
@@ -339,43 +334,44 @@ class CheckedRecord:
         stock = self.call(num)
         self.require_outputs(outputs, stock)
         loss = (weight_b * self.pull(stock, num)).sum()
-        given = list(sketcher.parameters.values())
-        rounds = self.rounds()
-        grads = torch.autograd.grad(loss, given, retain_graph=rounds, allow_unused=True)
-        noise = {}
-        if rounds:
-            again = torch.autograd.grad(_SCALE * loss, given, allow_unused=True)
-            pairs = zip(sketcher.parameters, grads, again, strict=True)
-            noise = {
-                n: (a / _SCALE - g).norm() for n, g, a in pairs if g is not None and a is not None
-            }
-        theirs = {n: g for n, g in zip(sketcher.parameters, grads, strict=True) if g is not None}
-        wrong = differences(ours, theirs, noise if rounds else None)
-        if wrong:
+        theirs, noise = self.gradients_of(loss), None
+        if self.rounds():
+            again = self.gradients_of(_SCALE * loss)
+            noise = {name: (again[name] / _SCALE - own).norm() for name, own in theirs.items()}
+        if wrong := differences(ours, theirs, noise):
             figures = ", ".join(f"{name} ({100 * error:.2g} %)" for name, error in wrong[:5])
             raise ConfigError(
                 f"the gradient of mode {sketcher.mode} is not that of the model's own backward for "
-                f"{len(wrong)} of {len(given)} parameters: {figures}; no update was made. "
-                f"{_WHAT_TO_DO}"
+                f"{len(wrong)} of {len(sketcher.parameters)} parameters: {figures}; no update was "
+                f"made. {_WHAT_TO_DO}"
             )
+
+    def gradients_of(self, loss: Tensor) -> Gradients:
+        """Autograd's gradients of a loss, by name; its graph is kept."""
+        names, given = zip(*self.sketcher.parameters.items(), strict=True)
+        grads = torch.autograd.grad(loss, given, retain_graph=True, allow_unused=True)
+        return {name: g for name, g in zip(names, grads, strict=True) if g is not None}
 
     def rounds(self) -> bool:
         """Whether products are rounded to less than float32."""
         dtypes = {parameter.dtype for parameter in self.sketcher.parameters.values()}
-        short = {torch.bfloat16, torch.float16} & dtypes
         tf32 = self.token_BT.is_cuda and torch.get_float32_matmul_precision() != "highest"
-        return self.half is not None or bool(short) or tf32
+        return self.half is not None or bool(dtypes.intersection(_HALF)) or tf32
+
+    def error(self, got: Tensor, expected: Tensor, half: float = _CLOSE_HALF) -> float | None:
+        """The relative error, if it is more than rounding (`half`: to half precision) explains."""
+        error, size = (got - expected).norm(), expected.norm()
+        room = half if self.rounds() else _CLOSE
+        return None if error <= room * size else float(error / size)
 
     def require_outputs(self, ours: list[Tensor], stock: list[Tensor]) -> None:
         """Taps are identities: a layer that computes something else under them changes outputs."""
-        room = _CLOSE_HALF if self.rounds() else _CLOSE
         for mine, own in zip(ours, stock, strict=True):
-            error = (mine.detach().double() - own.detach().double()).norm()
-            if not error <= room * own.detach().double().norm():
+            if error := self.error(mine.detach().double(), own.detach().double()):
                 raise ConfigError(
                     f"the model's output of shape {tuple(own.shape)} is another one while it is "
-                    f"recorded, by {float(error / own.detach().double().norm()):.2g} of its norm: "
-                    f"a layer does more than its rule knows, or is not deterministic. {_WHAT_TO_DO}"
+                    f"recorded, by {error:.2g} of its norm: a layer does more than its rule knows, "
+                    f"or is not deterministic. {_WHAT_TO_DO}"
                 )
 
     def compare_sketches(self, num: int, rewind: Callable[[], None]) -> None:
@@ -383,24 +379,17 @@ class CheckedRecord:
         _, result = self.recorded(num, partial(sketcher.sketch, keep=False))
         rewind()
         loss_b = self.pull(self.call(num), num)
-        error = size = 0.0
-        assert sketcher._builder is not None
-        for i in range(min(num, 2)):  # of more rows, so that a permutation of them is seen
-            given = list(sketcher.parameters.values())
-            grads = torch.autograd.grad(loss_b[i], given, retain_graph=True, allow_unused=True)
-            named = zip(sketcher.parameters, grads, strict=True)
-            one: Gradients = {name: g.unsqueeze(0) for name, g in named if g is not None}
-            groups = sketcher._builder.groups_of_gradients(one, sketcher.step)
-            expected_K = torch.stack([part.double() for part in groups.values()]).sum(dim=0)[0]
-            error += float((result.sketch_BK[i].double() - expected_K).square().sum())
-            size += float(expected_K.square().sum())
-        room = 5 * _CLOSE_HALF if self.rounds() else _CLOSE
-        if not error**0.5 <= room * size**0.5:
+        expected = []
+        for loss in loss_b[:2]:  # of more rows, so that a permutation of them is seen
+            one = {name: g.unsqueeze(0) for name, g in self.gradients_of(loss).items()}
+            parts = [part.double() for part in sketcher.sketch_gradients(one).values()]
+            expected.append(torch.stack(parts).sum(dim=0))
+        sketch_bK = result.sketch_BK[: len(expected)].double()
+        if error := self.error(sketch_bK, torch.cat(expected), half=5 * _CLOSE_HALF):
             warnings.warn(
                 f"the sketches of mode twopass miss a part of the samples' gradients "
-                f"({100 * (error / size) ** 0.5:.2g} % of their norm): {self.used_elsewhere(num)} "
-                "are used outside their layers. The gradient is exact; weights are computed from "
-                "these sketches",
+                f"({100 * error:.2g} % of their norm): {self.used_elsewhere(num)} are used outside "
+                "their layers. The gradient is exact; weights are computed from these sketches",
                 stacklevel=2,
             )
 
@@ -408,11 +397,13 @@ class CheckedRecord:
         """Parameters with a rule that the loss reaches in another way than through their layer."""
         sketcher = self.sketcher
         covered = {name for rule in sketcher.rules for name in rule.names.values()}
-        with sketcher.record(self.token_BT[:num], sketcher.step):
+        with sketcher.unchecked_record(self.token_BT[:num], sketcher.step):
             for rule in sketcher.rules:
                 rule.defers = True  # its parameters are detached
             loss_b = self.pull(self.call(num), num)
             reached = reached_parameters(loss_b, sketcher.parameters, covered)
+            for rule in sketcher.rules:
+                rule.defers = False
         return [name for name in reached if name in covered][:5]
 
 

@@ -9,7 +9,7 @@ Also here: where modes topdown and head cut the model.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import product
 from typing import Any
@@ -97,7 +97,6 @@ def _excluded(model: nn.Module, exclude: tuple[str, ...], canonical: Mapping[int
 
 
 def rule_of(path: str, module: Any, own: dict[str, str], given: Given) -> Rule | None:
-    """The layer's rule, or None."""
     for kind in type(module).__mro__:
         if kind in given:
             return GivenRule(path, module, own, rule=given[kind])
@@ -289,16 +288,13 @@ def last_linear(model: nn.Module, run: Callable[[], Any]) -> nn.Module:
     backward, and the first record checks the gradient.
     """
     order: list[nn.Module] = []
-    handles = []
-    for module in model.modules():
-        weight = module._parameters.get("weight")
-        if weight is not None and weight.dim() == 2 and not isinstance(module, nn.Embedding):
-            handles.append(module.register_forward_hook(lambda m, *_: order.append(m)))
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            weight = module._parameters.get("weight")
+            if weight is not None and weight.dim() == 2 and not isinstance(module, nn.Embedding):
+                hook = module.register_forward_hook(lambda m, *_: order.append(m))
+                hooks.enter_context(hook)
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
     if not order:
         raise ConfigError(
             "the model runs no linear layer that could be its output layer; name the layer: "

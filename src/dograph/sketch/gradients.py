@@ -187,31 +187,26 @@ class ModelTree:
     """The modules and parameters of a model, to see whether they are still the same."""
 
     def __init__(self, model: nn.Module) -> None:
-        modules = [(f"{path}." if path else "", module) for path, module in model.named_modules()]
-        self.children = [
-            (m._modules, k, c, at + k) for at, m in modules for k, c in m._modules.items()
-        ]
-        self.parameters = [
-            (m._parameters, k, p, p is not None and p.requires_grad, at + k)
-            for at, m in modules
-            for k, p in m._parameters.items()
-        ]
-        self.sizes = [(m, len(m._modules), len(m._parameters), at) for at, m in modules]
+        self.entries: list[tuple[dict[str, Any], str, Any, bool | None, str]] = []
+        self.sizes: list[tuple[dict[str, Any], int, str]] = []
+        for path, module in model.named_modules():
+            held: dict[str, Any]
+            for held in (module._parameters, module._modules):
+                self.sizes.append((held, len(held), path or type(module).__name__))
+                for key, value in held.items():
+                    trained = value.requires_grad if isinstance(value, Tensor) else None
+                    name = f"{path}.{key}" if path else key
+                    self.entries.append((held, key, value, trained, name))
 
     def require_unchanged(self, *, fills_grad: bool) -> None:
         """Refuse to go on with parameters that are no longer the model's; some 30 us a step."""
         changed = [
             name
-            for held, key, parameter, trained, name in self.parameters
-            if held.get(key) is not parameter
-            or (parameter is not None and parameter.requires_grad != trained)
+            for held, key, value, trained, name in self.entries
+            if (trained is not None and value.requires_grad != trained)
+            or held.get(key) is not value
         ]
-        changed += [name for held, key, child, name in self.children if held.get(key) is not child]
-        changed += [
-            name.removesuffix(".") or type(module).__name__
-            for module, num_children, num_parameters, name in self.sizes
-            if (len(module._modules), len(module._parameters)) != (num_children, num_parameters)
-        ]
+        changed += [name for held, size, name in self.sizes if len(held) != size]
         if changed:
             raise ConfigError(
                 f"{changed[:5]} of the model were replaced, added, frozen or unfrozen after the "
@@ -219,10 +214,8 @@ class ModelTree:
             )
         hooked = [
             name
-            for *_, parameter, trained, name in self.parameters
-            if parameter is not None
-            and trained
-            and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+            for *_, value, trained, name in self.entries
+            if trained and (value._backward_hooks or value._post_accumulate_grad_hooks)
         ]
         if hooked and fills_grad:
             raise ConfigError(

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch
 from torch.nn.parallel import DistributedDataParallel
 
-from dograph.choices import CUTTING, EXPLICIT, MODES, TWO_SIDED, Kind, Mode
-from dograph.config import DEFAULT_DIM, Refresh
+from dograph.choices import CUTTING, MODES, Kind, Mode
+from dograph.config import DEFAULT_DIM, Refresh, mode_conflicts
 from dograph.errors import ConfigError, did_you_mean
 from dograph.sketch import gradients
 from dograph.sketch.check import CheckedRecord, reached_parameters
@@ -120,18 +120,10 @@ class Sketcher:
 
     def _require_fitting(self) -> None:
         """Refuse a model, mode and projection that do not fit together."""
-        mode, kind = self.mode, self.projection.kind
-        if self.reduces and self.sharded:
-            raise ConfigError(
-                f"mode {mode} cannot fill the gradients of sharded parameters (FSDP2); "
-                "use mode twopass, or head"
-            )
-        if kind not in TWO_SIDED and mode not in EXPLICIT:
-            raise ConfigError(
-                f"projection={kind} needs full gradients, but mode={mode} has none; use mode "
-                "exact or reference, or projection rademacher or two-sided"
-            )
-        if mode == "topdown":
+        kind = self.projection.kind
+        for refusal in mode_conflicts(self.mode, kind, shards=self.sharded):
+            raise ConfigError(refusal)
+        if self.mode == "topdown":
             name, blocks = blocks_of(self.model)
             if not 1 <= self.top_blocks <= len(blocks):
                 raise ConfigError(
@@ -147,12 +139,22 @@ class Sketcher:
                 f"record needs a batch of shape (samples, tokens), got {tuple(token_BT.shape)}"
             )
         self._tree.require_unchanged(fills_grad=self.reduces)
-        self.step, self._sketched = step, False
         # A batch of one sample says little: any order of axes is right for it.
         due = self._num_checked < min(len(token_BT), 2)
         checks = self.check == "always" or (self.check == "first" and due)
         checks = checks and self.mode != "reference" and not self.sharded
         seen = CheckedRecord(self, token_BT) if checks else None
+        with self.unchecked_record(token_BT, step, seen):
+            yield
+        if seen is not None and seen.gradients:
+            seen.compare()
+
+    @contextmanager
+    def unchecked_record(
+        self, token_BT: Tensor, step: int, seen: CheckedRecord | None = None
+    ) -> Iterator[None]:
+        """A record that `seen` follows, without its comparison at the end."""
+        self.step, self._sketched, self._seen = step, False, seen
         with ExitStack() as stack:
             if self.reduces and isinstance(self.wrapper, DistributedDataParallel):
                 stack.enter_context(self.wrapper.no_sync())  # its reducer would wait forever
@@ -165,12 +167,9 @@ class Sketcher:
             else:
                 find = partial(self._find_head, stack)
                 stack.enter_context(CheckedRecord(self, token_BT).before_forward(find))
-            self._seen = seen
             yield
         if not self._sketched and self.reduces:
             self._require_no_other_backward()
-        if seen is not None and seen.gradients:
-            seen.compare()
 
     def _start(self, token_BT: Tensor, stack: ExitStack) -> None:
         """Open the slots and tap the layers until `stack` is closed."""
@@ -321,7 +320,8 @@ class Sketcher:
         halves = [(rule, next(grads), next(grads)) for rule, _ in halves_of]
         grad_BTD: Any = next(grads) if cut else None
         if self._seen is not None:
-            self._seen.keep([next(grads) for _ in outputs])
+            finite = self._seen.keep([next(grads) for _ in outputs], self._slots_for[2])
+            self._num_checked = self._num_checked if finite else 0  # if not: the next record
         self._require_no_strays(dict(zip(strays, grads, strict=True)))
         # Without the layers whose output does not reach the loss.
         vectors = [entry for entry in vectors if entry[-1] is not None]
@@ -412,9 +412,13 @@ class Sketcher:
         self, loss_B: Tensor, per_sample: Gradients, rest: Callable[[Tensor], None] | None
     ) -> MicroBatchResult:
         assert self._builder is not None
-        groups = self._builder.groups_of_gradients(per_sample, self.step)
         pending = partial(gradients.explicit_backward, per_sample, self.parameters, rest)
-        return self._builder.result(loss_B, groups, pending)
+        return self._builder.result(loss_B, self.sketch_gradients(per_sample), pending)
+
+    def sketch_gradients(self, per_sample: Gradients) -> dict[str, Tensor]:
+        """The parts of the sketch of full gradients (B, *shape), by group."""
+        assert self._builder is not None
+        return self._builder.groups_of_gradients(per_sample, self.step)
 
     def signals(self, loss_B: Tensor, source_B: Tensor | None = None) -> Signals:
         """What a mixer weighs: the samples of every rank. Mode twopass keeps the graph for you."""
@@ -443,7 +447,7 @@ class Sketcher:
         self._last_step = self.step
         self._rows = WorldRows(loss_B.numel(), loss_B.device)
         result = self.sketch(loss_B)
-        weight_B = self.local(mixer.weigh(self._gathered([result], source_B)))
+        weight_B = self._weighed([result], mixer, source_B)
         result.backward(weight_B)
         self.average_gradients()
         return weight_B
@@ -458,8 +462,15 @@ class Sketcher:
         """
         sizes = [len(result.loss_B) for result in results]
         self._rows = WorldRows(sum(sizes), results[0].loss_B.device)
-        weight_B = self.local(mixer.weigh(self._gathered(results, source_B)))
-        return list(weight_B.split(sizes))
+        return list(self._weighed(results, mixer, source_B).split(sizes))
+
+    def _weighed(
+        self, results: Sequence[MicroBatchResult], mixer: Weighs, source_B: Tensor | None
+    ) -> Tensor:
+        """This rank's weights; distances of sketches need float32 where the caller has autocast."""
+        signals = self._gathered(results, source_B)
+        with torch.autocast(results[0].loss_B.device.type, enabled=False):
+            return self.local(mixer.weigh(signals))
 
     def local(self, weight_B: Tensor) -> Tensor:
         """This rank's weights, times the world size because wrappers average over ranks."""

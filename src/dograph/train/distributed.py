@@ -97,7 +97,6 @@ class World:
         return bytes(letters.tolist()).decode()
 
     def total(self, values: Tensor) -> Tensor:
-        """Sum over ranks."""
         if self.size > 1:
             dist.all_reduce(values)
         return values

@@ -14,10 +14,10 @@ from pydantic import TypeAdapter
 
 from dograph import __version__
 from dograph.config import RunConfig
-from dograph.errors import ConfigError, DographError, RunError, did_you_mean
+from dograph.errors import ConfigError, DographError, RunError
 from dograph.files import write_json, write_text
-from dograph.mixtures.file import RunFacts, mismatches, read_mixture_file
-from dograph.mixtures.published import PRESETS
+from dograph.mixtures.file import RunFacts, mismatches
+from dograph.mixtures.published import find_mixture
 from dograph.records import Skipped, read_lines, read_record
 from dograph.train.checkpoint import TrainingState
 from dograph.train.distributed import World
@@ -152,25 +152,15 @@ def is_open(message: Message | None, identity: str | None = None) -> bool:
 
 def read_request(name: str, facts: RunFacts) -> Message:
     """A request for the mixture file or published mixture `name`, with warnings as notes."""
-    path = Path(name)
-    if path.exists():
-        file = read_mixture_file(path)
-        given, mixture, provenance = str(path.resolve()), file.mixture, file.provenance
-        notes = mismatches(provenance, facts, file.weights)
-    elif name in PRESETS:
-        given, provenance = name, PRESETS[name].provenance
-        mixture, left_over = PRESETS[name].fit(facts.sources)
-        notes = mismatches(provenance, facts) + left_over
-    else:
-        raise ConfigError(
-            f"{name} is no mixture file and no preset; of presets, {did_you_mean(name, PRESETS)}"
-        )
+    file, left_over = find_mixture(name, facts.sources)
+    is_file = Path(name).exists()
+    notes = mismatches(file.provenance, facts, file.weights if is_file else None)
     return {
         "identity": secrets.token_hex(8),
-        "given": given,
-        "weights": dict(mixture.weights),
-        "provenance": provenance.record() if provenance else None,
-        "notes": notes,
+        "given": str(Path(name).resolve()) if is_file else name,
+        "weights": file.weights,
+        "provenance": file.provenance.record() if file.provenance else None,
+        "notes": notes + left_over,
     }
 
 

@@ -2,19 +2,19 @@
 
 Parameters, tokens and epochs are exact. Memory is weights, gradients and AdamW's moments (exact)
 plus activations (an estimate of what each layer saves for the backward). Time is the run's matmul
-FLOPs at EFFICIENCY times the matmul speed measured on this machine just now.
+FLOPs over the speed at which one layer of the model trains on this machine just now.
 
 FLOPs are counted from the shapes of the layers: a product of (N, in) and (in, out) is 2 N in out. A
 backward has two products for each one of the forward, so a step is three forwards. Attention is
 counted in full, causal or not. All else (norms, softmax, AdamW) is left out, as usual for MFU.
 """
 
+import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.benchmark import Timer
 
 from dograph.choices import CUTTING, DETACHING, EXPLICIT, TWO_SIDED
 from dograph.config import RunConfig, SketchConfig, require_compatible
@@ -32,9 +32,8 @@ from dograph.train.distributed import pick_device
 from dograph.train.step import strategy_of
 
 WIDE = 4  # bytes of a float32: sketches, embeddings and the residual stream
-EFFICIENCY = 0.6  # of the measured matmul speed; other operations take the rest
 KEPT_PER_LAYER = 34  # bytes saved for the backward per layer, token and unit of width, in bfloat16
-PROBE_SECONDS = 0.5
+TIMED_TOKENS, TIMED_SECONDS = 512, 1.0  # of a measurement of speed; GPUs take 16 times as many
 LEAST_BLOCKS = 16  # of a validation source, without a warning
 
 
@@ -267,7 +266,7 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
     model, train = open_shape(config, corpus), config.train
     parameters = sum(p.numel() for p in model.parameters())
     layers, width = model.model.config.num_hidden_layers, model.model.config.hidden_size
-    flops, speed = run_flops(config, corpus), measure_matmul(config, width)
+    flops, speed = run_flops(config, corpus), measure_speed(config, corpus)
     mixer = build_mixer(config.mixer.name, config.mixer.options)
     sampler = open_sampler(config, corpus)
     require_compatible(config, mixer)
@@ -288,7 +287,7 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
         epochs=planned_epochs(config, sampler, mixer),
         flops=flops,
         flops_per_second=speed,
-        seconds=flops / (EFFICIENCY * speed),
+        seconds=flops / speed,
         warnings=memory_problem(config, corpus, pick_device(train.device))
         + start_warnings(config, corpus, sampler, mixer),
     )
@@ -332,14 +331,37 @@ def memory_problem(
     return [text] if needed > there else []
 
 
-def measure_matmul(config: RunConfig, width: int) -> float:
-    """FLOP/s of this machine for a matmul of the model's sizes."""
-    device, rows = pick_device(config.train.device), min(config.tokens_per_step, 8192)
-    dtype = torch.bfloat16 if config.train.half else torch.float32
-    a = torch.randn(rows, width, device=device, dtype=dtype)
-    b = torch.randn(width, 4 * width, device=device, dtype=dtype)
-    timer = Timer("a @ b", globals={"a": a, "b": b}, num_threads=torch.get_num_threads())
-    return 8.0 * rows * width**2 / timer.blocked_autorange(min_run_time=PROBE_SECONDS).mean
+def measure_speed(config: RunConfig, corpus: Corpus) -> float:
+    """FLOP/s of forwards and backwards of the run's model with one layer, on a few samples.
+
+    Not of a matmul alone: attention, norms, the loss and a busy machine are slower than that, and
+    `train.compile` is faster.
+    """
+    device, length = pick_device(config.train.device), config.data.seq_len
+    model = open_shape(config, corpus)
+    del blocks_of(model)[1][1:]
+    model.to_empty(device=device)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.is_floating_point():
+            nn.init.normal_(tensor.data, std=0.02)
+    at_once = config.train.micro_batch_size or config.train.batch_size
+    tokens = TIMED_TOKENS * (16 if device.type == "cuda" else 1)
+    num = max(min(at_once, tokens // length), 1)
+    token_BT = torch.zeros(num, length, dtype=torch.int64, device=device)
+
+    def train_once() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.train.half):
+            loss_B = model(token_BT)
+        loss_B.sum().backward()
+        loss_B.sum().item()  # waits for the device
+
+    train_once()
+    start, times = time.monotonic(), 0
+    while not times or time.monotonic() - start < TIMED_SECONDS:
+        train_once()
+        times += 1
+    shape = AttentionShape(1, model.model.config.hidden_size)
+    return times * count_flops(model, shape, num, length).step / (time.monotonic() - start)
 
 
 def planned_epochs(config: RunConfig, sampler: Sampler, mixer: Mixer) -> dict[str, float]:

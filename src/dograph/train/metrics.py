@@ -5,6 +5,9 @@ Metrics carry their unit in their name. `loss_nats` is the mean negative log lik
 source, as the plain mean over sources (`mean`), weighted by the sources' training tokens
 (`natural`), and for the worst source (`worst`).
 
+metrics.jsonl has a short row per step and a whole one where `is_logged`: a million whole rows would
+be gigabytes.
+
 A probe holds the sketches of fixed validation rows under one projection, that of (seed, step 0),
 whatever projection the run trains with. So probes can be compared within a run, and across runs of
 one seed and model shape. Probing changes nothing: no random number, no gradient, no mode.
@@ -15,7 +18,6 @@ Shapes: B samples of a step, b rows at once, N steps or probe rows, T tokens, K 
 import json
 import math
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -31,10 +33,12 @@ from dograph.choices import TWO_SIDED, Mode
 from dograph.config import DEFAULT_DIM, RunConfig
 from dograph.data.corpus import SUMMARIES as SUMMARIES
 from dograph.data.corpus import Corpus, even_blocks, spaced_blocks
+from dograph.domains.graph import DomainGraph
 from dograph.files import write_bytes, write_json
 from dograph.mixers.base import Mixer, read_together
 from dograph.models.loss import PerSampleLoss, uncompiled
 from dograph.records import Row as Row
+from dograph.records import unpacked
 from dograph.sketch.projection import Projection
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.distributed import World
@@ -44,11 +48,14 @@ from dograph.train.step import StepRecord, TrainStep, milliseconds, open_sketche
 Blocks = dict[str, list[np.ndarray]]  # validation tokens by source
 NEAREST = 8  # rows named for each domain
 AT_ONCE = 16  # probe rows computed together if train.micro_batch_size is not set
+SHORT = ("step", "train/loss_nats", "optim/grad_norm")  # in the row of every step
+RARE = "weights/fallback"  # in the row of every step where it is not 0
+DIGITS = 7  # significant ones, those of a float32, of what is recorded of a step
 
 
 def loss_row(prefix: str, nats: float, bytes_per_token: float | None) -> Row:
-    """A loss under its three names."""
-    row = {f"{prefix}/loss_nats": nats, f"{prefix}/ppl": math.exp(min(nats, 700.0))}
+    """A loss under two of its names; `unpacked` adds the perplexity."""
+    row = {f"{prefix}/loss_nats": nats}
     if bytes_per_token:
         row[f"{prefix}/bits_per_byte"] = nats / bytes_per_token / math.log(2)
     return row
@@ -56,8 +63,8 @@ def loss_row(prefix: str, nats: float, bytes_per_token: float | None) -> Row:
 
 def step_rows(
     records: Sequence[StepRecord], sources: list[str], bytes_per_token: Mapping[str, float | None]
-) -> list[Row]:
-    """One row per step; the tensors of all steps are copied to the host together.
+) -> list[dict[str, Any]]:
+    """One whole row per step, `unpacked`; the tensors of all steps go to the host together.
 
     Vectors of the mixer's report have one entry per domain. Its values per sample go to
     samples.jsonl instead.
@@ -77,13 +84,13 @@ def step_rows(
     flat = torch.cat([t.detach().reshape(-1).double() for t in tensors]).tolist() if tensors else []
     numbers, rows = iter(flat), []
     for n, record in enumerate(records):
-        row: Row = {"step": record.step + 1}
+        row: dict[str, Any] = {"step": record.step + 1}
         row |= loss_row("train", float(loss_NB[n].mean()), None)
-        for s, source in enumerate(sources):
-            own_B = source_NB[n] == s
-            if own_B.any():
-                mean = float(loss_NB[n][own_B].mean())
-                row |= loss_row(f"train/{source}", mean, bytes_per_token[source])
+        own = {source: loss_NB[n][source_NB[n] == s] for s, source in enumerate(sources)}
+        nats = {source: float(loss_b.mean()) for source, loss_b in own.items() if len(loss_b)}
+        known = {source: size for source in nats if (size := bytes_per_token[source])}
+        row["train/*/loss_nats"] = nats
+        row["train/*/bits_per_byte"] = {s: nats[s] / known[s] / math.log(2) for s in known}
         row["train/weighted_loss_nats"] = float((weight_NB[n] * loss_NB[n]).sum())
         row["weights/effective_samples"] = float(1 / (weight_NB[n] ** 2).sum())
         row["optim/lr"] = record.lr
@@ -94,16 +101,45 @@ def step_rows(
             elif value.dim() == 0:
                 row[name] = next(numbers)
             else:
-                area, _, quantity = name.partition("/")
-                row |= {f"{area}/{j}/{quantity}": next(numbers) for j in range(len(value))}
+                row[name] = [next(numbers) for _ in range(len(value))]
         rows.append(row | milliseconds(record.laps))
     return rows
 
 
-def step_note(row: Mapping[str, float]) -> str:
+def is_logged(config: RunConfig, step: int) -> bool:
+    """Whether everything is recorded of a step (from 1). Stopping and resuming must not matter."""
+    train, intervals = config.train, (config.log.every, config.eval.every)
+    ends = step == train.steps or (step, step) in train.extended  # as `Trainer.ends`
+    return ends or any(every and step % every == 0 for every in intervals)
+
+
+def logged(row: dict[str, Any], config: RunConfig, *, whole: bool) -> dict[str, Any]:
+    """What is written of a row: everything if `whole` or `is_logged`, else a few numbers."""
+    if not whole and not is_logged(config, row["step"]):
+        row = {name: row[name] for name in ((*SHORT, RARE) if row.get(RARE) else SHORT)}
+    return rounded(row)
+
+
+def rounded(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with the digits that are recorded, in nested values too."""
+    text, short = json.dumps(values), f"{{:.{DIGITS}g}}"
+    result: dict[str, Any] = json.loads(text, parse_float=lambda x: float(short.format(float(x))))
+    return result
+
+
+def graph_row(graph: DomainGraph) -> dict[str, Any]:
+    """A line of graph.jsonl: a list for each field of the nodes and of the edges."""
+    row = graph.to_json()
+    for part in ("nodes", "edges"):
+        fields = row[part][0] if row[part] else ()
+        row[part] = rounded({name: [one[name] for one in row[part]] for name in fields})
+    return row
+
+
+def step_note(row: Mapping[str, Any]) -> str:
     """A row of metrics in one line: loss, speed, number of domains, entropy of their weights."""
     note = f"loss {row['train/loss_nats']:.3f}  {row['time/tokens_per_second']:,.0f} tokens/s"
-    sizes = [x for name, x in row.items() if re.fullmatch(r"domains/\d+/samples", name)]
+    sizes = row.get("domains/samples")
     if sizes and "weights/entropy_nats" in row:
         note += f"  {sum(x > 0 for x in sizes)} domains, entropy {row['weights/entropy_nats']:.2f}"
     return note
@@ -246,15 +282,16 @@ class RunFiles:
     def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append to one of the files; other ranks than the first do nothing."""
         if name in self._files:
-            self._files[name].write("".join(json.dumps(row) + "\n" for row in rows))
+            lines = [json.dumps(row, separators=(",", ":")) + "\n" for row in rows]
+            self._files[name].write("".join(lines))
             self._files[name].flush()
 
-    def write_metrics(self, rows: Sequence[Row]) -> None:
-        """Append to the metrics, here and in the sinks."""
+    def write_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append to the metrics, here and, under the names of docs/runs.md, in the sinks."""
         self.write("metrics", rows)
         for sink in self.sinks:
-            for row in rows:
-                sink.log(int(row["step"]), {k: v for k, v in row.items() if k != "step"})
+            for row in map(unpacked, rows):
+                sink.log(row["step"], {k: v for k, v in row.items() if k != "step"})
 
     def sync(self) -> None:
         """Force what was written onto the disk."""

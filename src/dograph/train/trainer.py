@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from safetensors.torch import save_file
@@ -28,7 +28,7 @@ from dograph.errors import ConfigError, NonFiniteError, RunError, require
 from dograph.files import sha256_of, sync_file, write_json, write_text
 from dograph.mixers.registry import build_mixer
 from dograph.models.loss import compile_regions, uncompiled
-from dograph.progress import Progress
+from dograph.progress import Progress, duration
 from dograph.records import checked_step, read_lines
 from dograph.train import assembly, checkpoint, metrics
 from dograph.train.assembly import CorpusLab, facts_of, open_model, open_sampler, settled
@@ -182,6 +182,7 @@ class Trainer:
         self.unwritten: list[StepRecord] = []  # steps that are not in the metrics yet
         self.done = 0  # steps made
         self.lap_start = time.monotonic()  # when metrics were last written, plus time of probes
+        self.is_timed = False  # whether it was said how long the run takes
         self.last_weights: WeightEntry | None = None  # the newest one on disk
         self.notes: list[str] = []  # on how it was resumed, for the user
         self.warnings: list[str] = []
@@ -221,7 +222,8 @@ class Trainer:
         config, on_cpu = self.config, self.world.device.type == "cpu"
         asked, first, loader = 0, self.done, self.open_loader()
         total, silent = config.train.steps, not self.world.is_main
-        self.progress = Progress("step {done}/{total}", total, done=first, silent=silent)
+        count = "step {done}/{total}"
+        self.progress = Progress(count, total, done=first, silent=silent, steady=True)
         self.lap_start = time.monotonic()
         try:
             self.files.open(first)
@@ -229,6 +231,7 @@ class Trainer:
             with Interrupts() as interrupts:
                 while self.done < total and not asked:
                     record = self.advance(loader)
+                    self.progress.tick(self.done)
                     if self.done - first == SETTLED_AFTER:
                         # Models, compiled graphs and their guards are hundreds of thousands of
                         # objects: a garbage collection over them takes tens of milliseconds.
@@ -305,20 +308,29 @@ class Trainer:
             bad = next(i for i, record in enumerate(records) if bool(record.halted))
         whole = records[:bad]
         if self.world.is_main and self.state.mixer.needs:
-            self.files.write("samples", metrics.sample_rows(whole))
-        rows = metrics.step_rows(whole, self.corpus.sources, self.bytes_per_token)
+            kept = [
+                x for x in whole if bad is not None or metrics.is_logged(self.config, x.step + 1)
+            ]
+            self.files.write("samples", metrics.sample_rows(kept))
+        steps = metrics.step_rows(whole, self.corpus.sources, self.bytes_per_token)
+        rows = [metrics.logged(row, self.config, whole=bad is not None) for row in steps]
         if bad is None:
             now = time.monotonic()
             seconds, self.lap_start = now - self.lap_start, now
-            rows[-1] |= {
+            totals: dict[str, Any] = {
                 "time/step_seconds": seconds / len(rows),
                 "time/tokens_per_second": len(rows) * self.config.tokens_per_step / seconds,
                 "memory/peak_bytes": peak_bytes(self.world.device),
             }
             # Not when the run stops early: its rows must equal those of an unstopped run.
             if is_due(self.done, self.config.log.every) or self.ends:
-                epochs = self.state.sampler.epochs(self.done)
-                rows[-1] |= {f"data/{source}/epochs": value for source, value in epochs.items()}
+                totals["data/*/epochs"] = self.state.sampler.epochs(self.done)
+            rows[-1] |= metrics.rounded(totals)
+            settled = self.done - len(rows) >= self.progress.first + SETTLED_AFTER
+            if settled and not (self.is_timed or self.is_over):  # forecasts can be far off
+                each, left = seconds / len(rows), self.config.train.steps - self.done
+                about, self.is_timed = f"about {duration(each * left)}", True
+                self.progress.say(f"measured: {each:.3g} s a step, {about} for the other {left}")
         self.files.write_metrics(rows)
         self.write_weights()
         if bad is not None:
@@ -391,7 +403,7 @@ class Trainer:
             self.progress.say(f"step {self.done}: validation loss {mean:.4f} nats")
         if world.is_main and self.state.mixer.has_domains:
             graph = self.state.mixer.graph(self.corpus.sources, self.done)
-            self.files.write("graph", [] if graph is None else [graph.to_json()])
+            self.files.write("graph", [] if graph is None else [metrics.graph_row(graph)])
 
     def save(self) -> None:
         self.files.sync()

@@ -13,7 +13,7 @@ from dograph.cli import reproduce as command
 from dograph.cli.main import app as dograph
 from dograph.errors import ConfigError, CorpusError
 from dograph.plan.jobs import Stopped
-from dograph.plan.pool import job_failed
+from dograph.plan.pool import JobError
 from dograph.reproduce.artefacts import ARTEFACTS
 from lab_runs import Here
 
@@ -126,7 +126,7 @@ def test_failed_cells_end_with_status_one(pool, corpus):
     def failing(jobs, *calls):
         for job in jobs:
             if job.label.startswith("bad"):
-                raise job_failed(job, "it breaks")
+                raise JobError(job, " failed: it breaks")
             run([job], *calls)
 
     pool.run = failing

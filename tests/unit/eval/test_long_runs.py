@@ -22,19 +22,24 @@ from dograph.records import Skipped
 from long_runs import BATCH, SOURCES, write_long_run
 
 STEPS = 120
-# Everything that `show` reads of a run; prints the growth in MB and the seconds.
+# Everything that `show` reads of a run, then its page; prints the growth in MB after both, the
+# seconds, and the size of the page.
 READ_ALL = """
 import resource, sys, time
 from pathlib import Path
 from dograph.eval import recorded
 from dograph.records import Skipped
+from dograph.report.collect import collect, open_subjects
+from dograph.report.render import render
 run, step = Path(sys.argv[1]), int(sys.argv[2])
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before, start = peak(), time.process_time()
 recorded.losses_table([run], Skipped())
 recorded.read_graph(run, None), recorded.agreement_table(run)
 recorded.explain_step(run, step), recorded.samples_of_step(run, step)
-print(peak() - before, time.process_time() - start)
+read = peak() - before
+page = render(collect(open_subjects([run])))
+print(read, peak() - before, time.process_time() - start, len(page.encode()))
 """
 
 
@@ -126,13 +131,17 @@ def test_a_bad_run_does_not_spoil_the_others(long_runs, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["new", "old"])
 def test_memory_and_time_do_not_grow_with_the_run(tmp_path, form):
-    """A million steps: below 600 MB and 20 s for each command."""
+    """A million steps: below 400 MB on disk, and 600 MB and 20 s for each command."""
     steps = 200_000 if form == "new" else 20_000  # 85 MB
     run = write_long_run(tmp_path / "run", steps, compact=form == "new")
     source = Path(__file__).parents[3] / "src"
     environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", READ_ALL, str(run), str(steps)]
     out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    megabytes, seconds = map(float, out.stdout.split())
-    assert megabytes < 60
+    read, of_page, seconds, size = map(float, out.stdout.split())
+    assert read < 60
+    assert of_page < 60 + 600 / 5
     assert seconds < 20
+    assert size < 2e6
+    if form == "new":
+        assert sum(file.stat().st_size for file in run.glob("*.jsonl")) < 400e6 * steps / 1e6

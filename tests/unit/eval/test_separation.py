@@ -36,7 +36,7 @@ def of(point_NK, source_N):
 def test_it_is_the_mean_over_pairs_of_the_separation_of_the_theory():
     point_NK, source_N = three_sources()
     pairs = pairwise_mmd(point_NK, source_N, 3, num_permutations=1, seed=0)
-    expected = sum(pairs.separation_GG[g, h] for g, h in combinations(range(3), 2)) / 3
+    expected = sum(pairs[g, h].separation for g, h in combinations(range(3), 2)) / 3
     assert of(point_NK, source_N).value == pytest.approx(float(expected), rel=1e-12)
 
 

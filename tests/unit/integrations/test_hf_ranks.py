@@ -20,21 +20,23 @@ from trainers import dograph, make, parameters, rows
 world = int(sys.argv[1])
 for accumulation in (1, 2):
     for mode in ("twopass", "head"):
-        folder = Path(sys.argv[2]) / f"{{mode}}-{{accumulation}}"
-        trainer = make(
-            folder, dataset=rows(32), gradient_accumulation_steps=accumulation,
-            per_device_train_batch_size=4 // world,
-        )
-        attach(trainer, dograph(), mode=mode, dim=80)
-        trainer.train()
-        if trainer.is_world_process_zero():
-            save_file(parameters(trainer.model), folder.with_suffix(".safetensors"))
+        for resume in (False, True):
+            folder = Path(sys.argv[2]) / f"{{mode}}-{{accumulation}}"
+            trainer = make(
+                folder, dataset=rows(32), gradient_accumulation_steps=accumulation,
+                per_device_train_batch_size=4 // world, save_strategy="steps", save_steps=11,
+            )
+            attach(trainer, dograph(), mode=mode, dim=80)
+            trainer.train(resume_from_checkpoint=str(folder / "checkpoint-11") if resume else None)
+            if trainer.is_world_process_zero():
+                name = f"{{folder.name}}{{'-resumed' if resume else ''}}.safetensors"
+                save_file(parameters(trainer.model), folder.with_name(name))
 """
 
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
-    """DDP through the Trainer: the same world batches, the same weights."""
+    """DDP through the Trainer: the same world batches, the same weights; resuming is exact."""
     script = tmp_path / "run.py"
     script.write_text(SCRIPT.format(here=str(Path(__file__).parents[2])))
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -47,6 +49,9 @@ def test_two_processes_train_as_one(tmp_path):
             env=environment,
             timeout=280,
         )
-    for one in sorted((tmp_path / "1").glob("*.safetensors")):
-        two = load_file(tmp_path / "2" / one.name)
-        assert furthest(two, load_file(one)) < 1e-5, one.name
+    for path in sorted((tmp_path / "1").glob("*[12].safetensors")):
+        one, two = load_file(path), load_file(tmp_path / "2" / path.name)
+        assert furthest(two, one) < 1e-6, path.name
+        for world, whole in ((1, one), (2, two)):
+            resumed = load_file(tmp_path / str(world) / f"{path.stem}-resumed.safetensors")
+            assert furthest(resumed, whole) == 0.0, path.name

@@ -64,6 +64,7 @@ def test_static_from_weights_and_file(tmp_path):
         ("weights: {a: x}", "numbers >= 0"),
         ("weights: {a: -1, b: 3}", r"numbers >= 0: got \{'a': -1\.0\}"),
         ("weights:\n  a: 0.2\n  b: 0.3\n  a: 0.5", '"a" is there twice, again in line 4'),
+        (f"weights: {3000 * '['}{3000 * ']'}", "nested too deeply"),
         ("weights: {a: 0}", "positive finite sum"),
     ],
 )

@@ -1,5 +1,6 @@
 """The surrogate that ranks left-out runs best, and how that is found."""
 
+import json
 import resource
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from dograph.mixtures.surrogates import (
     draw_folds,
     fit_linear,
 )
+from dograph.progress import Progress
 from planned_tables import PILE, PILE_TARGETS, exponential_table
 
 
@@ -181,19 +183,17 @@ def test_the_exponential_law_refuses_losses_below_zero():
         choose_surrogate(weight_NS, loss_NV - 5, {"t": 1.0}, names=("exponential",))
 
 
-def test_progress_counts_every_fit():
-    weight_NS, loss_NV = runs()
-    calls = []
-    choose_surrogate(
-        weight_NS,
-        loss_NV,
-        {"t": 1.0},
-        names=("ridge", "linear"),
-        progress=lambda *call: calls.append(call),
+def test_progress_counts_every_fit(monkeypatch, capsys):
+    """As shown of work that takes long: here all work does, and no line is left out."""
+    monkeypatch.setattr(
+        choosing, "counted", lambda count, total: Progress(count, total, line_seconds=0)
     )
-    assert [done for done, _, _ in calls] == list(range(1, 31))
-    assert {total for _, total, _ in calls} == {30}
-    assert [name for _, _, name in calls] == ["ridge"] * 15 + ["linear"] * 15
+    weight_NS, loss_NV = runs()
+    choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, names=("ridge", "linear"))
+    shown = [line.split("; ")[:2] for line in capsys.readouterr().err.splitlines()]
+    assert shown == [
+        [f"{done}/30 fits", "ridge" if done <= 15 else "linear"] for done in range(1, 31)
+    ]
 
 
 def test_it_is_the_same_every_time():
@@ -213,3 +213,31 @@ def test_a_table_like_regmixs_is_chosen_for_in_a_minute():
     assert set(result.validated) == set(SURROGATES)
     work = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     assert work < 80
+
+
+class Beyond:
+    """Predicts the first weight, and infinity where it is above a limit."""
+
+    def __init__(self, limit):
+        self.limit = limit
+
+    def fit(self, weight_NS, loss_N, *, seed=0):
+        return self
+
+    def predict(self, weight_NS):
+        return np.where(weight_NS[:, 0] > self.limit, np.inf, weight_NS[:, 0])
+
+
+def test_an_infinite_error_loses_to_any_other(with_surrogates):
+    weight_NS, _ = runs()
+    highest = float(weight_NS[:, 0].max())
+    # the highest is still the last in rank: both rank alike
+    names = with_surrogates(a=Beyond(highest - 1e-9), b=Beyond(1.0))
+    result = choose_surrogate(weight_NS, 5 + weight_NS[:, :1], {"t": 1.0}, names=names)
+    assert result.name == "b"
+    scores = result.validated["a"].objective
+    assert (scores.spearman, scores.mean_error) == (pytest.approx(1.0), None)
+    assert "surrogate a, cross-validated: an infinite loss is predicted of 1 of 30 runs" in (
+        result.notes
+    )
+    json.dumps(result.validated["a"].as_json(), allow_nan=False)

@@ -184,7 +184,9 @@ def test_few_runs_are_said():
     [
         ({"method": "regmx"}, 'did you mean "regmix"'),
         ({"surrogate": "ridg"}, 'did you mean "ridge"'),
-        ({"method": "mixing-law", "surrogate": "ridge"}, "use regmix"),
+        ({"surrogate": "transfer"}, "transfer was removed.*give exponential"),
+        ({"method": "mixing-law", "surrogate": "transfer"}, "transfer was removed"),
+        ({"method": "mixing-law", "surrogate": "ridge"}, "law is exponential.*use regmix"),
         ({"target": "e"}, "no target"),
         ({"prior": {"a": 1.0}}, "the prior lacks b, c, d"),
         ({"prior": {"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}}, 'no source "e"'),
@@ -196,6 +198,20 @@ def test_bad_requests(planted, change, message):
     request = {"method": "regmix", "target": "a", **change}
     with pytest.raises(ConfigError, match=message):
         propose_from_table(request.pop("method"), planted[0], **request)
+
+
+@pytest.mark.parametrize("method", ["regmix", "mixing-law"])
+def test_a_prior_for_which_all_predictions_overflow_is_refused(method):
+    """Losses of runs with little of source c, whose slope is too steep for a mixture of c alone."""
+    draws = np.random.default_rng(0)
+    weight_NS = draws.dirichlet([1, 1, 0.1], 400)
+    weight_NS = weight_NS[weight_NS[:, 2] < 0.002][:40]
+    loss_NV = (1 + np.exp(weight_NS @ np.array([0.0, 1.0, 2000.0])))[:, None]
+    table = MixtureTable(["a", "b", "c"], ["a"], [f"r{n}" for n in range(40)], weight_NS, loss_NV)
+    prior = {"a": 0.0, "b": 0.0, "c": 1.0}
+    how = {"target": "a", "prior": prior, "surrogate": "exponential", "draws": 200, "top": 1}
+    with pytest.raises(ConfigError, match=r"an infinite loss.*caps"):
+        propose_from_table(method, table, **how)
 
 
 def test_a_constant_target_is_refused(planted):

@@ -175,3 +175,14 @@ def test_cap_vectors():
     ):
         with pytest.raises(ConfigError, match=message):
             cap_vector(caps, np.array([0.5, 0.5]), names, {})
+
+
+def test_a_simulation_passes_over_infinite_losses():
+    def predict(weight_NS):
+        return np.where(weight_NS[:, 0] > 0.5, np.inf, weight_NS[:, 0])
+
+    prior_S = np.array([0.6, 0.3, 0.1])
+    weight_S, result = simulate(predict, prior_S, np.ones(3), draws=2000, top=64)
+    assert not result["constant"]
+    assert weight_S[0] < 0.1
+    assert all(np.isfinite(average["predicted_loss"]) for average in result["sensitivity"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dograph.mixtures.surrogates import score
+from dograph.mixtures.surrogates import is_constant, score
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -40,3 +40,13 @@ def test_missing_losses_are_left_out():
     assert result.spearman == pytest.approx(0.5)
     nothing = score(np.ones(2), np.full(2, np.nan))
     assert (nothing.runs, nothing.mean_error, nothing.note) == (0, None, "no loss is known")
+
+
+def test_infinite_predictions_have_ranks_but_no_error():
+    loss_N = np.array([1.0, 2.0, 3.0, 4.0])
+    result = score(np.array([1.0, 3.0, 2.0, np.inf]), loss_N)
+    assert result.spearman == pytest.approx(0.8)
+    assert (result.pearson, result.mean_error, result.bias) == (None, None, None)
+    assert result.note == "an infinite loss is predicted of 1 of 4 runs"
+    assert not is_constant(np.array([1.0, np.inf]))
+    assert is_constant(np.full(3, np.inf))

@@ -118,9 +118,12 @@ def test_warnings_name_what_went_wrong(tmp_path):
     run = write_run(tmp_path / "run", mixer="dograph", **columns)
     told = page_of(run).runs[0].warnings
     assert any(
-        "equal weights" in text and "2 of 60 steps, first in step 7" in text for text in told
+        "equal weights" in text and "2 of 60 recorded steps, first in step 7" in text
+        for text in told
     )
-    assert any("residual up to 0.5 (in 1 of 60 steps, first in step 11)" in text for text in told)
+    assert any(
+        "residual up to 0.5 (in 1 of 60 recorded steps, first in step 11)" in text for text in told
+    )
     assert any(text.startswith("alpha was repeated for 5.5 epochs") for text in told)
     assert len(told) == 3
 

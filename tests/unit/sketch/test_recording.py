@@ -27,10 +27,10 @@ def sketched(tiny, sketcher, token_BT):
         ({"dim": 79}, r"dim=79 splits into 79 x 1"),
         ({"projection": "rademacher "}, r"projection='rademacher ' is not known"),
         ({"refresh": 0}, r"refresh=0"),
-        ({"projection": "gaussian"}, r"projection=gaussian needs .* mode exact or reference"),
+        ({"projection": "gaussian"}, r"projection=gaussian needs .* mode to exact or reference"),
         (
             {"projection": "none", "mode": "twopass"},
-            r"projection=none needs .* mode=twopass has none",
+            r"projection=none needs .* mode=twopass does not hold",
         ),
         ({"mode": "topdown", "top_blocks": 0}, r"top_blocks=0, but transformer\.h has 2 blocks"),
         ({"mode": "topdown", "top_blocks": 3}, r"top_blocks=3.*give 1 to 2"),

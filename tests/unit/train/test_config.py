@@ -72,6 +72,7 @@ def test_file_over_preset_and_override_over_file(tmp_path):
         ("mixer.caps=&a {b: *a}", "found unconstructable recursive node"),
         ("mixer.caps=!!binary ////", "found binary data"),
         (f"mixer.caps={3000 * '['}", "values are nested too deeply"),
+        ("mixer.weights={a: 1, a: 2}", '"a" is there twice'),
         (f"run={300 * 'x'}", "give a folder of the file system, with at most 255 bytes"),
         ("run=", "run=None: give text; a number or a word like true is text if it is in quotes"),
         ('run=" "', "run=' ': give a folder of the file system"),

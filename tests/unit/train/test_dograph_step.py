@@ -82,7 +82,7 @@ def test_few_samples_for_many_domains(corpus, tmp_path, scope, samples, domains)
     rows = list(read_metrics(trainer.run.metrics_file))
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 6]
     assert all(math.isfinite(value) for row in rows for value in row.values())
-    assert all(row["weights/fallback"] == 0 for row in rows[:6])
+    assert not any(row.get("weights/fallback") for row in rows[:6])
 
 
 @pytest.mark.parametrize("scope", SCOPES)

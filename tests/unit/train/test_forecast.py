@@ -1,5 +1,7 @@
 """The forecast: exact where it can be, near where it cannot."""
 
+import time
+
 import pytest
 import torch
 
@@ -12,6 +14,12 @@ from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.checkpoint import save_model
 from dograph.train.forecast import forecast, memory_problem, planned_epochs, repeat_warnings
 from dograph.types import Mixture
+
+
+@pytest.fixture(autouse=True)
+def short(request, monkeypatch):
+    if "slow" not in request.keywords:  # the time is not looked at
+        monkeypatch.setattr("dograph.train.forecast.TIMED_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -34,6 +42,20 @@ def test_parameters_tokens_and_repeats_are_those_of_the_run(corpus):
     real = sampler.epochs(30)
     assert costs.epochs == pytest.approx(real, abs=1 / min(sampler.blocks_S))
     assert costs.weights == pytest.approx(dict.fromkeys(corpus.sources, 1 / 3))
+
+
+@pytest.mark.slow
+def test_the_time_is_near_that_of_real_steps(corpus):
+    """Within a factor of three: the machine may be busier at one time than at the other."""
+    config = configure(corpus, "mixer.name=natural", "model.preset=demo", "data.seq_len=128")
+    model = open_model(config, corpus)
+    expected = [forecast(config, corpus).seconds / 30]
+    start = time.monotonic()
+    for _ in range(10):
+        model(torch.zeros(10, 128, dtype=torch.int64)).sum().backward()
+    spent = (time.monotonic() - start) / 10
+    expected.append(forecast(config, corpus).seconds / 30)
+    assert min(expected) / 3 < spent < 3 * max(expected)
 
 
 def test_repeats_beyond_the_limit_warn_by_name(corpus):

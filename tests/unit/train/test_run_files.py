@@ -43,7 +43,7 @@ def test_samples_have_weights_in_equal_weights_and_domains():
 def test_samples_stay_out_of_the_metrics():
     before, after = step_rows([record(0, [1.0]), record(1, [1.0], [3])], ["a"], {"a": None})
     assert before.keys() == after.keys()
-    assert after["domains/1/share"] == 0.5
+    assert after["domains/share"] == [0.5, 0.5]
 
 
 def test_what_lies_after_a_step_is_cut(tmp_path):
