@@ -33,7 +33,7 @@ from dograph.eval.tasks import pick_tasks
 from dograph.files import plain, sha256_of, write_json
 from dograph.models.presets import PRESETS
 from dograph.plan.pool import Pool
-from dograph.records import DAMAGE, read_record
+from dograph.records import read_record
 from dograph.reproduce import outcomes, paper, seen
 from dograph.reproduce.artefacts import ARTEFACTS, DATASETS, Artefact, Wanted
 from dograph.reproduce.verdicts import Reproduction, Study
@@ -280,39 +280,20 @@ def finish(study: Study, request: EvalRequest, out: Path, report: Report) -> Rep
         "notes": outcome.notes,
         "failures": outcome.failures,
     }
-    if write_record(out / RESULT, artefact.name, plain(record)):
-        return outcome
-    kept = f"{out / RESULT} keeps an earlier table with these rows and more; this one is not stored"
-    return replace(outcome, notes=[*outcome.notes, kept])
+    write_record(out / RESULT, artefact.name, record)
+    return outcome
 
 
-def write_record(file: Path, name: str, record: Mapping[str, Any]) -> bool:
-    """Add it to the other artefacts of the same runs; False if a wider table is stored and kept.
+def write_record(file: Path, name: str, record: Mapping[str, Any]) -> None:
+    """Put it beside the other artefacts of the same runs, in place of an earlier one of its name.
 
-    A stored table is wider if it has all rows, seeds and sizes of this one and more, made with the
-    same settings. A file that cannot be read is written anew.
+    A file that cannot be read is written anew.
     """
     content: dict[str, Any] = read_record(file, dict) or {}
-    stored: dict[str, Any] = content.get("artefacts", {}) if content.get("format") == FORMAT else {}
-    try:
-        there = stored.get(name, {})
-        old, new = (
-            [set(table.get(part, ())) for part in ("mixers", "seeds", "config")]
-            for table in (there, record)
-        )
-        sizes: Mapping[str, Any] = record.get("config", {})
-        if (
-            old != new
-            and all(own <= its for own, its in zip(new, old, strict=True))
-            and all(there["config"][size] == sizes[size] for size in sizes)
-            and all(there.get(part) == record.get(part) for part in ("evaluation", "scale"))
-        ):
-            return False
-    except DAMAGE:
-        stored = {}
-    content = {"format": FORMAT, "version": VERSION, "artefacts": stored | {name: record}}
-    write_json(file, plain(content))
-    return True
+    stored = content.get("artefacts") if content.get("format") == FORMAT else None
+    artefacts = stored if isinstance(stored, dict) else {}
+    own = {"format": FORMAT, "version": VERSION, "artefacts": artefacts | {name: record}}
+    write_json(file, plain(own))
 
 
 def print_list(console: Console) -> None:

@@ -79,15 +79,15 @@ def test_fewer_rows_and_seeds_are_shown_and_nothing_is_lost(corpus, folder):
     assert set(read(folder, "reproduce.json")["artefacts"]) == {"validation-loss", "balance"}
 
 
-def test_a_narrower_table_is_printed_and_the_wider_one_stays_stored(corpus, folder):
+def test_the_newest_table_of_a_name_is_stored(corpus, folder):
     stored = read(folder, "reproduce.json")["artefacts"]["validation-loss"]
-    narrow = asked(corpus, folder, "validation-loss", "natural", "2")
-    outcome, trained, _ = made(narrow)
+    outcome, trained, _ = made(asked(corpus, folder, "validation-loss", "natural", "2"))
     assert (trained, len(outcome.tables[0].rows)) == ([], 2)
-    assert "keeps an earlier table" in outcome.notes[-1]
-    assert read(folder, "reproduce.json")["artefacts"]["validation-loss"] == stored
-    outcome, _, _ = made(asked(corpus, folder, "validation-loss", WIDE, "2"))
-    assert not any("keeps an earlier table" in note for note in outcome.notes)
+    newest = read(folder, "reproduce.json")["artefacts"]["validation-loss"]
+    assert list(newest["mixers"]) == ["uniform", "natural"]
+    _, trained, _ = made(asked(corpus, folder, "validation-loss", WIDE, "2"))
+    again = read(folder, "reproduce.json")["artefacts"]["validation-loss"]
+    assert (trained, again["results"]) == ([], stored["results"])
 
 
 def test_only_what_is_asked_is_trained_beside_what_is_there(corpus, folder):
@@ -123,32 +123,6 @@ def test_a_method_that_cannot_be_built_any_more_stays_in_its_cells(corpus, folde
     assert any(line.startswith("gone stays in cells/, but is not in compare.json") for line in said)
     assert "natural" in compared(folder)[1]
     assert "gone" in read(folder, "ask.json")["methods"]
-
-
-def test_which_stored_table_is_wider(tmp_path):
-    file = tmp_path / "reproduce.json"
-    record = {
-        "mixers": {"a": {}, "b": {}},
-        "seeds": [1, 2],
-        "config": {"small": {"x": 1}, "large": {"x": 2}},
-        "evaluation": {"limit": None},
-        "scale": "mini",
-    }
-    assert session.write_record(file, "cost", record)
-    assert session.write_record(file, "cost", record)  # as wide: made anew
-    for part, fewer in (("mixers", {"a": {}}), ("seeds", [2]), ("config", {"small": {"x": 1}})):
-        assert not session.write_record(file, "cost", record | {part: fewer})
-        assert read(tmp_path, "reproduce.json")["artefacts"]["cost"] == record
-    narrow = record | {"seeds": [1]}
-    assert session.write_record(file, "balance", narrow)  # another artefact
-    for part, other in (
-        ("evaluation", {"limit": "9"}),
-        ("scale", "paper"),
-        ("config", {"small": {"x": 3}}),
-        ("mixers", {"a": {}, "c": {}}),
-    ):
-        session.write_record(file, "cost", record)
-        assert session.write_record(file, "cost", narrow | {part: other})
 
 
 def test_rows_too_few_to_be_apart_are_told_before_training(corpus, tmp_path):
