@@ -80,7 +80,7 @@ def train_cells(
     """
     failures = {cell.label: cell.problem for cell in cells if cell.problem}
     todo = {cell.label: cell for cell in cells if not cell.problem}
-    stored = {label: _stored_result(cell, corpus) for label, cell in todo.items()}
+    stored = {label: read_result(Path(cell.config.run), corpus) for label, cell in todo.items()}
     results = {label: result for label, result in stored.items() if result is not None}
     todo = {label: cell for label, cell in todo.items() if label not in results}
     if not todo:
@@ -101,10 +101,6 @@ def train_cells(
                 failures[error.job.label] = str(error)
                 progress.on_failure(str(error))
     return results, failures
-
-
-def _stored_result(cell: Cell, corpus: Corpus) -> Result | None:
-    return read_result(Path(cell.config.run), corpus)
 
 
 def forecast_lines(

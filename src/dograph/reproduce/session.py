@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from dograph.compare.arms import Ask
 from dograph.compare.cells import Say
@@ -35,7 +34,7 @@ from dograph.models.presets import PRESETS
 from dograph.plan.pool import Pool
 from dograph.records import read_record
 from dograph.reproduce import outcomes, paper, seen
-from dograph.reproduce.artefacts import ARTEFACTS, DATASETS, Artefact, Wanted
+from dograph.reproduce.artefacts import DATASETS, Artefact, Wanted
 from dograph.reproduce.verdicts import Reproduction, Study
 from dograph.train.distributed import describe_environment, pick_device
 
@@ -117,9 +116,8 @@ def evaluate_cells(
         stored = stored_scores(file, request, seq_len, Path(subject.model))
         if stored is None:
             report(f"scoring {cell.label}", count, len(cells))  # one line per model, not per task
-            new = evaluate(subject, request, corpus, lambda stage, done, total: None)
-            write_json(file, new)
-            stored = new
+            stored = evaluate(subject, request, corpus, lambda stage, done, total: None)
+            write_json(file, stored)
         scores[cell.label] = stored
     return scores
 
@@ -294,17 +292,6 @@ def write_record(file: Path, name: str, record: Mapping[str, Any]) -> None:
     artefacts = stored if isinstance(stored, dict) else {}
     own = {"format": FORMAT, "version": VERSION, "artefacts": artefacts | {name: record}}
     write_json(file, plain(own))
-
-
-def print_list(console: Console) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it shows")
-    table.add_column("in the paper", overflow="fold")
-    for artefact in ARTEFACTS.values():
-        table.add_row(artefact.name, artefact.line, artefact.where)
-    console.print(table, highlight=False)
-    console.print("cost of one of them: dograph reproduce NAME --dry-run", highlight=False)
 
 
 def print_outcome(console: Console, artefact: Artefact, outcome: Reproduction) -> None:
