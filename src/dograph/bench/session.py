@@ -110,11 +110,10 @@ def floor_ms(
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles, minimum and number of some values."""
-    quartiles = np.percentile(values, [25, 50, 75])
-    first, median, third = map(float, quartiles)
-    result = {"median": median, "first_quartile": first, "third_quartile": third}
-    return result | {"least": float(min(values)), "steps": len(values)}
+    """Median, quartiles and number of some values."""
+    names = ("first_quartile", "median", "third_quartile")
+    quartiles = np.percentile(values, [25, 50, 75]).tolist()
+    return dict(zip(names, quartiles, strict=True)) | {"steps": len(values)}
 
 
 def release(device: torch.device) -> None:
@@ -151,16 +150,14 @@ def steps_alone(arm: Arm, warmup_steps: int, watch: Stopwatch, held_before: int)
     gc.freeze()
     if watch.on_gpu:
         torch.cuda.reset_peak_memory_stats(watch.device)
-    state, ms = held_bytes(watch.device), 1e3 * seconds(IN_A_ROW) / IN_A_ROW
+    ms = 1e3 * seconds(IN_A_ROW) / IN_A_ROW
     peak = torch.cuda.max_memory_allocated(watch.device) if watch.on_gpu else 0
     return {
         "ms": spread([ms]),
         "row_ms": ms,
         "peak_bytes": peak - held_before if watch.on_gpu else None,
-        "state_bytes": state - held_before if watch.on_gpu else None,  # held between steps
         "warmup_steps": warmup_steps,
         "warmup_seconds": warm_seconds,
-        "compile_seconds": max(warm_seconds - warmup_steps * ms / 1e3, 0.0),
     }
 
 

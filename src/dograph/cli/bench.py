@@ -63,16 +63,13 @@ def _measure(settings: list[str], modes: tuple[str, ...], out: Path, how: dict[s
     console.require_writable(out)
     if out.exists():
         say(f"{out} exists and will be replaced")
-    results: dict[str, Any] = {}
-
-    def save(findings: dict[str, Any]) -> None:
-        results.update(findings)
-        write_json(out, findings)
-
+    session = Session(options, device, say, lambda findings: write_json(out, findings))
     try:
-        Session(options, device, say, save).run()
+        session.run()
     except KeyboardInterrupt:
-        say(f"interrupted; finished so far: {', '.join(results.get('arms', {})) or 'nothing'}")
+        finished = ", ".join(session.findings.get("arms", {})) or "nothing"
+        say(f"interrupted; finished so far: {finished}")
+    results = session.findings
     if results.get("arms"):
         console.open_console().print(arm_table(results))
         for note in footnotes(results):

@@ -136,7 +136,7 @@ def preparing() -> Iterator[Callable[["Preparing"], None]]:
             every = f" of {now.documents + now.unkept_documents:,}" if now.unkept_documents else ""
             notes.append(f"{kept}{seen / 2**20:.1f} MiB, {now.documents:,}{every} documents")
             notes.append(f"{now.tokens:,} tokens")
-        if speed:
+        if speed > 0:  # 0 at first, and negative in a stage that counts no text
             tokens = (now.tokens - begun.tokens) / seconds
             notes.append(f"{speed / 2**20:.2f} MiB/s, {tokens:,.0f} tokens/s")
         display.update(now.read_bytes, ", ".join(notes), stage=now.stage, total=now.total_bytes)

@@ -62,11 +62,13 @@ def reproduce(
 ) -> None:
     """Reproduce a table or figure of the paper, and test its claims."""
     from dograph.eval.evaluate import EvalRequest
-    from dograph.reproduce.artefacts import Wanted, find_artefact
-    from dograph.reproduce.session import print_list
+    from dograph.reproduce.artefacts import ARTEFACTS, Wanted, find_artefact
 
     if name is None:
-        print_list(console.open_console(WIDTH))
+        rows = [(artefact.name, artefact.line, artefact.where) for artefact in ARTEFACTS.values()]
+        titles = ("name", "what it shows", "in the paper")
+        console.print_table(titles, rows, titles, box=None, pad_edge=False)
+        print("cost of one of them: dograph reproduce NAME --dry-run")
         return
     artefact = find_artefact(name)
     given = locals()

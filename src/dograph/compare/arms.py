@@ -13,7 +13,7 @@ methods.yaml                     a file: label: {mixer: {...}, sketch: {...}}
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -186,12 +186,11 @@ class Ask:
         }
         return with_present_names(json.loads(json.dumps(record)))
 
-    def take_folder(self, corpus: Corpus, *, shared: bool = False) -> "Ask":
+    def take_folder(self, corpus: Corpus, *, shared: bool = False) -> None:
         """Start in an empty folder, or continue in one that holds this comparison.
 
-        Seeds may be added, and methods unless they share a compute budget. The folder of a
-        shared comparison may hold more methods and seeds than requested. They stay, and so does
-        its baseline: the returned request has the methods and seeds of both.
+        Seeds may be added, and methods unless they share a compute budget. A shared folder may hold
+        more methods and seeds than requested: its record keeps them, and its baseline.
         """
         assert not (shared and self.budget == "compute"), "new methods would change others' steps"
         asked = self.record(corpus)
@@ -207,19 +206,12 @@ class Ask:
 
         joined = stored if self.budget == "compute" else widened(stored, asked)
         if shared:
-            baseline = {"baseline": stored["baseline"]}
-            self._write(joined, differences(joined, widened(asked, stored) | baseline))
-            own = {method.label: method for method in self.methods}
-            methods = [
-                own.get(label) or ComparedMethod(label, spec["mixer"], spec["sketch"])
-                for label, spec in joined["methods"].items()
-            ]
-            methods.sort(key=lambda method: method.label != joined["baseline"])
-            return replace(self, methods=tuple(methods), seeds=tuple(seeds))
-        only_adds_seeds = set(stored["seeds"]) <= set(asked["seeds"])
-        joined = joined | {"seeds": (asked if only_adds_seeds else stored)["seeds"]}
-        self._write(asked, differences(joined, asked))
-        return self
+            own = widened(asked, stored) | {"baseline": stored["baseline"]}
+            self._write(joined, differences(joined, own))
+        else:
+            only_adds_seeds = set(stored["seeds"]) <= set(asked["seeds"])
+            joined = joined | {"seeds": (asked if only_adds_seeds else stored)["seeds"]}
+            self._write(asked, differences(joined, asked))
 
     def _stored_record(self) -> dict[str, Any] | None:
         """The record of the comparison in the folder; None if the folder is empty or missing."""

@@ -15,6 +15,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter
+
 from dograph.compare.arms import Ask, ComparedMethod
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
@@ -22,7 +24,7 @@ from dograph.errors import DographError
 from dograph.files import write_json
 from dograph.mixtures.file import MixtureFile, read_mixture_file, write_mixture
 from dograph.plan.jobs import Stopped
-from dograph.plan.lab import make_plan
+from dograph.plan.lab import PlanCost, make_plan
 from dograph.plan.pool import Pool
 from dograph.records import read_record
 from dograph.train.distributed import pick_device
@@ -69,7 +71,7 @@ def _plan(ask: Ask, method: ComparedMethod, seed: int | None, pool: Pool, say: S
     stem = method.label if seed is None else f"{method.label}-s{seed}"
     file = (ask.out / "plans" / f"{stem}.yaml").resolve()
     cost_file = file.with_suffix(".json")
-    cost = read_record(cost_file, _cost)
+    cost = read_record(cost_file, TypeAdapter(PlanCost).validate_python)
     if cost is None:  # or damaged: proxies are kept by content, so another plan costs little
         assert ask.proxy is not None
         say(f"plan of {stem}:")
@@ -80,13 +82,10 @@ def _plan(ask: Ask, method: ComparedMethod, seed: int | None, pool: Pool, say: S
         parts = {"weights": dict(plan.mixture.weights), "findings": plan.findings}
         write_mixture(file, MixtureFile(**parts, provenance=plan.provenance))
         write_json(cost_file, asdict(plan.cost))
-        cost = _cost(asdict(plan.cost))
+        cost = plan.cost
     mixture = read_mixture_file(file)
-    return Planned(file, dict(mixture.weights), *cost, seed, mixture.findings)
-
-
-def _cost(values: dict[str, Any]) -> tuple[float, float, int]:
-    return float(values["flops"]), float(values["seconds"]), int(values["proxies"])
+    spent = (cost.flops, cost.seconds, cost.proxies)
+    return Planned(file, dict(mixture.weights), *spent, seed, mixture.findings)
 
 
 class Price(NamedTuple):

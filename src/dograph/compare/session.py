@@ -7,9 +7,7 @@ OUT/compare.json   all findings
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell, Say, lay_out, make_plans
@@ -22,7 +20,6 @@ from dograph.plan.jobs import Job, JobProgress, Result, read_result
 from dograph.plan.lab import forecast_plan
 from dograph.plan.pool import JobError, Pool
 from dograph.progress import duration
-from dograph.records import read_record
 from dograph.train.assembly import CorpusLab, open_sampler
 from dograph.train.forecast import measure_speed, start_warnings
 
@@ -31,42 +28,13 @@ def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) 
     """Train what is missing; write and return the findings.
 
     A plan or cell that fails is named in the findings, and all others are trained. A shared folder
-    may hold more than is requested: only what is requested is trained and returned, but
-    compare.json has every finished cell of the folder, so that a narrow request removes nothing.
+    may hold more methods and seeds; compare.json has those of the newest request.
     """
     corpus = open_corpus(ask, say)
-    whole = ask.take_folder(corpus, shared=shares_folder)
-    plans = make_plans(ask, pool, say)
-    cells = lay_out(ask, corpus, plans)
-    results, failures = train_cells(cells, corpus, pool)
-    findings = everything = build_findings(ask, corpus, cells, results, failures)
-    buildable = []
-    for method in whole.methods:
-        try:
-            method.built()  # a mixer of the user's own may have moved
-            buildable.append(method)
-        except ConfigError as error:
-            say(f"{method.label} stays in cells/, but is not in {REPORT} this time: {error}")
-    if (tuple(buildable), whole.seeds) != (ask.methods, ask.seeds):
-        # Plans on disk are read, without repeating their notes; no new plan is made.
-        planned = [m for m in buildable if (ask.out / "plans" / f"{m.label}.json").is_file()]
-        plans = make_plans(replace(whole, methods=tuple(planned)), pool, lambda text: None) | plans
-        requested, shown = {cell.label for cell in cells}, []
-        for cell in lay_out(replace(whole, methods=tuple(buildable)), corpus, plans):
-            result = None if cell.label in requested else _stored_result(cell, corpus)
-            if result is not None:
-                results[cell.label] = result
-            if cell.label in requested or result is not None:
-                shown.append(cell)
-        labels = {cell.method for cell in shown}
-        methods = tuple(method for method in buildable if method.label in labels)
-        wide = replace(whole, methods=methods)
-        everything = build_findings(wide, corpus, shown, results, failures)
-        if everything.proxy is None and (ask.out / REPORT).is_file():
-            # The proxies of the folder's plans: this request may have no planned method.
-            stored = read_record(ask.out / REPORT, dict[str, Any]) or {}
-            everything = replace(everything, proxy=stored.get("proxy"))
-    write_json(ask.out / REPORT, plain(everything))
+    ask.take_folder(corpus, shared=shares_folder)
+    cells = lay_out(ask, corpus, make_plans(ask, pool, say))
+    findings = build_findings(ask, corpus, cells, *train_cells(cells, corpus, pool))
+    write_json(ask.out / REPORT, plain(findings))
     return findings
 
 
@@ -112,7 +80,7 @@ def train_cells(
     """
     failures = {cell.label: cell.problem for cell in cells if cell.problem}
     todo = {cell.label: cell for cell in cells if not cell.problem}
-    stored = {label: _stored_result(cell, corpus) for label, cell in todo.items()}
+    stored = {label: read_result(Path(cell.config.run), corpus) for label, cell in todo.items()}
     results = {label: result for label, result in stored.items() if result is not None}
     todo = {label: cell for label, cell in todo.items() if label not in results}
     if not todo:
@@ -133,10 +101,6 @@ def train_cells(
                 failures[error.job.label] = str(error)
                 progress.on_failure(str(error))
     return results, failures
-
-
-def _stored_result(cell: Cell, corpus: Corpus) -> Result | None:
-    return read_result(Path(cell.config.run), corpus)
 
 
 def forecast_lines(

@@ -55,7 +55,7 @@ class PlanCost:
     flops: float
     seconds: float  # of training, summed over the proxies
     proxies: int
-    cached: int  # proxies that existed before
+    cached: int = 0  # proxies that existed before
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from dograph.compare.arms import Ask
 from dograph.compare.cells import Say
@@ -33,9 +32,9 @@ from dograph.eval.tasks import pick_tasks
 from dograph.files import plain, sha256_of, write_json
 from dograph.models.presets import PRESETS
 from dograph.plan.pool import Pool
-from dograph.records import DAMAGE, read_record
+from dograph.records import read_record
 from dograph.reproduce import outcomes, paper, seen
-from dograph.reproduce.artefacts import ARTEFACTS, DATASETS, Artefact, Wanted
+from dograph.reproduce.artefacts import DATASETS, Artefact, Wanted
 from dograph.reproduce.verdicts import Reproduction, Study
 from dograph.train.distributed import describe_environment, pick_device
 
@@ -117,9 +116,8 @@ def evaluate_cells(
         stored = stored_scores(file, request, seq_len, Path(subject.model))
         if stored is None:
             report(f"scoring {cell.label}", count, len(cells))  # one line per model, not per task
-            new = evaluate(subject, request, corpus, lambda stage, done, total: None)
-            write_json(file, new)
-            stored = new
+            stored = evaluate(subject, request, corpus, lambda stage, done, total: None)
+            write_json(file, stored)
         scores[cell.label] = stored
     return scores
 
@@ -280,50 +278,20 @@ def finish(study: Study, request: EvalRequest, out: Path, report: Report) -> Rep
         "notes": outcome.notes,
         "failures": outcome.failures,
     }
-    if write_record(out / RESULT, artefact.name, plain(record)):
-        return outcome
-    kept = f"{out / RESULT} keeps an earlier table with these rows and more; this one is not stored"
-    return replace(outcome, notes=[*outcome.notes, kept])
+    write_record(out / RESULT, artefact.name, record)
+    return outcome
 
 
-def write_record(file: Path, name: str, record: Mapping[str, Any]) -> bool:
-    """Add it to the other artefacts of the same runs; False if a wider table is stored and kept.
+def write_record(file: Path, name: str, record: Mapping[str, Any]) -> None:
+    """Put it beside the other artefacts of the same runs, in place of an earlier one of its name.
 
-    A stored table is wider if it has all rows, seeds and sizes of this one and more, made with the
-    same settings. A file that cannot be read is written anew.
+    A file that cannot be read is written anew.
     """
     content: dict[str, Any] = read_record(file, dict) or {}
-    stored: dict[str, Any] = content.get("artefacts", {}) if content.get("format") == FORMAT else {}
-    try:
-        there = stored.get(name, {})
-        old, new = (
-            [set(table.get(part, ())) for part in ("mixers", "seeds", "config")]
-            for table in (there, record)
-        )
-        sizes: Mapping[str, Any] = record.get("config", {})
-        if (
-            old != new
-            and all(own <= its for own, its in zip(new, old, strict=True))
-            and all(there["config"][size] == sizes[size] for size in sizes)
-            and all(there.get(part) == record.get(part) for part in ("evaluation", "scale"))
-        ):
-            return False
-    except DAMAGE:
-        stored = {}
-    content = {"format": FORMAT, "version": VERSION, "artefacts": stored | {name: record}}
-    write_json(file, plain(content))
-    return True
-
-
-def print_list(console: Console) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it shows")
-    table.add_column("in the paper", overflow="fold")
-    for artefact in ARTEFACTS.values():
-        table.add_row(artefact.name, artefact.line, artefact.where)
-    console.print(table, highlight=False)
-    console.print("cost of one of them: dograph reproduce NAME --dry-run", highlight=False)
+    stored = content.get("artefacts") if content.get("format") == FORMAT else None
+    artefacts = stored if isinstance(stored, dict) else {}
+    own = {"format": FORMAT, "version": VERSION, "artefacts": artefacts | {name: record}}
+    write_json(file, plain(own))
 
 
 def print_outcome(console: Console, artefact: Artefact, outcome: Reproduction) -> None:

@@ -106,7 +106,9 @@ def test_progress_counts_what_was_gone_through(tmp_path, tokenizer, monkeypatch,
         report(PreparationProgress("encoding", 10, 100, 0, 0, 0, 2**20, 7))
         now = 10.0
         report(PreparationProgress("encoding", 60, 100, 2**20, 3, 500, 5 * 2**20, 47))
-    first, second = capsys.readouterr().err.splitlines()
+        report(PreparationProgress("finishing"))
+    first, second, last = capsys.readouterr().err.splitlines()
+    assert last == "finishing"  # it reads no text, so it has no speed
     assert first == "encoding: 10 % read, kept 0.0 of 1.0 MiB, 0 of 7 documents, 0 tokens"
     assert second == (  # the speed is that of reading: 5 MiB in 10 seconds
         "encoding: 60 % read, kept 1.0 of 6.0 MiB, 3 of 50 documents, 500 tokens, "
