@@ -98,7 +98,8 @@ def describe_domains(
 
         list(read_lines(run.samples_file, dict, wanted=look))
         samples = labelled_samples(run, corpus, steps)[:: max(1, size // RECENT)]
-        labels, blocks = [one[1] for one in samples], [one[3] for one in samples]
+        if samples:  # else the probe rows are counted
+            labels, blocks = [one[1] for one in samples], [one[3] for one in samples]
         for _, domain, _, block in sorted(samples, key=lambda one: -one[2]):
             near.setdefault(domain, []).append(block)
     return _profiles(corpus, labels, blocks, near)

@@ -17,7 +17,7 @@ from dograph.progress import counted
 from dograph.report import sections
 from dograph.report.charts import BarChart, DotChart, LineChart, PageTable, TableCell
 from dograph.report.collect import Comparison, PageData, collect, open_subjects
-from dograph.report.domains import DomainsView, PlacedGraph, composition, node_radius
+from dograph.report.domains import DomainsView, PlacedGraph, node_radius
 from dograph.report.one_run import RunData
 from dograph.report.render import asset
 from dograph.report.series import FEW, IDENTICAL
@@ -146,10 +146,15 @@ def draw_domains(domains: DomainsView) -> Figures:
         figure, axes = sheet(COLUMN, COLUMN, below=below)
         draw_graph(axes[0, 0], last, domains.names)
         yield "graph", figure
-        labels, bars_of = composition(domains.sources, [last])
-        bars = [(f"domain {domain}", parts) for domain, ((_, parts),) in bars_of.items()]
-        chart, x_name = BarChart("", labels, bars, whole=True), "share of the domain's samples"
-        yield "composition", bar_figure(chart, x_name, 0.8, below=below)
+        # Probed sources first, then others that are in a domain.
+        named = [name for node in last.nodes for name in node["sources"]]
+        labels, bars = list(dict.fromkeys([*domains.sources, *named])), []
+        for node in last.nodes:
+            total = max(node["samples"], 1)
+            parts = [(labels.index(x), count / total) for x, count in node["sources"].items()]
+            bars.append((f"domain {node['domain']}", parts))
+        chart = BarChart("", labels, bars)
+        yield "composition", bar_figure(chart, "share of the domain's samples", 0.8, below=below)
 
 
 def _draw_probes(domains: DomainsView) -> Any:
@@ -316,11 +321,10 @@ def bar_figure(chart: BarChart, x_name: str, height: float, *, below: str = "") 
     axis = axes[0, 0]
     for row, (_, parts) in enumerate(chart.bars):
         left, size = 0.0, dict(parts)
-        whole = (sum(size.values()) or 1) if chart.whole else 1
         for index, label in enumerate(chart.labels):
             axis.barh(
                 row,
-                size.get(index, 0) / whole,
+                size.get(index, 0),
                 left=left,
                 color=colour(index),
                 hatch=hatch(index),
@@ -328,8 +332,8 @@ def bar_figure(chart: BarChart, x_name: str, height: float, *, below: str = "") 
                 linewidth=0,
                 label=None if row else label,
             )
-            left += size.get(index, 0) / whole
-    axis.set(xlabel=x_name, **({"xlim": (0, 1)} if chart.whole else {}))
+            left += size.get(index, 0)
+    axis.set(xlabel=x_name, xmargin=0)
     label_rows(axis, [name for name, _ in chart.bars])
     add_legend(axis)
     return figure

@@ -4,6 +4,7 @@ const ABSENT = {
   runs: "No run on this page has domains: they need mixer.name=dograph. For the domains of any model: dograph inspect.",
   probes: "No picture of gradients: this run has no probes (probe.rows=0, or none was due yet).",
   graphs: "No domain graph yet: one is written at every validation once there are domains.",
+  samples: "No samples recorded.",
   text: "(text not available)",
 };
 const GRAPH_NOTE =
@@ -28,7 +29,7 @@ function domains(runs) {
     runs.length > 1 ? menu : [],
     own.notes.map(soft),
     own.probes.length ? probePart(own, probeAt) : soft(ABSENT.probes),
-    own.graphs.length ? graphPart(own, probeAt, graphAt) : soft(ABSENT.graphs),
+    own.graphs.length ? graphPart(own, graphAt) : soft(ABSENT.graphs),
     el("div", { class: "grid" }, own.lines.map(lineChart)),
     el("div", {}, own.described.map(item)),
   ];
@@ -58,7 +59,6 @@ function probePart(own, probeAt) {
   const set = (name) => (value) => {
     state[name] = value;
     charts.forEach((chart) => chart.move());
-    state.showDomain();
   };
   const controls = [
     stepSlider("Probe after", "probe-step", own.probes, probeAt(), set("probe")),
@@ -114,19 +114,19 @@ function placePoints({ points, width, size, caption }, probe, source_N) {
   caption.textContent = `step ${probe.step}: ${first} % and ${second} % of the variance`;
 }
 
-function graphPart(own, probeAt, graphAt) {
+function graphPart(own, graphAt) {
   const holder = el("div", {});
+  const showDomain = () => {
+    const domain = state.domain ?? graphAt().nodes[0]?.domain;
+    holder.replaceChildren(isKnown(domain) ? domainPanel(own, graphAt(), domain) : "");
+  };
   const set = (name) => (value) => {
     state[name] = value;
     drawNow(plot);
-    state.showDomain();
+    showDomain();
   };
   const { node, plot } = graphChart(own, graphAt, set("domain"));
-  state.showDomain = () => {
-    const domain = state.domain ?? graphAt().nodes[0]?.domain;
-    holder.replaceChildren(isKnown(domain) ? domainPanel(own, graphAt(), probeAt(), domain) : "");
-  };
-  state.showDomain();
+  showDomain();
   const slider = stepSlider("Graph after", "graph-step", own.graphs, graphAt(), set("graph"));
   return part("Domains and their similarity", slider, [el("div", { class: "stay" }, node), holder]);
 }
@@ -236,10 +236,8 @@ function drawNode(node, words, x, y, zoom, choose) {
 }
 
 // Everything about one domain, next to the graph.
-function domainPanel(own, graph, probe, domain) {
+function domainPanel(own, graph, domain) {
   const node = graph.nodes.find((one) => one.domain === domain);
-  const from = own.has_identity ? probe : graph; // where example texts are from
-  const examples = from?.examples?.[domain] || [];
   const rank = `Its number is a rank by weight in the batch of step ${graph.step}, 0 the largest weight; domain ${domain} of another step is another domain.`;
   return el(
     "div",
@@ -248,9 +246,18 @@ function domainPanel(own, graph, probe, domain) {
     own.has_identity ? null : soft(rank),
     own.names[domain] ? el("p", {}, "Telling words: ", named(own.names[domain])) : null,
     node ? nodeFacts(node, graph.step) : null,
-    el("h4", {}, own.examples_title, from ? ` ${from.step}` : ""),
-    examples.length ? examples.map(exampleText) : soft(own.no_examples),
+    own.has_identity ? null : batchSamples(own.graphs, graph, domain),
   );
+}
+
+// Samples of a domain of one batch; some of the graphs have them.
+function batchSamples(graphs, graph, domain) {
+  const steps = graphs.filter((one) => one.examples).map((one) => one.step);
+  const none = steps.length ? `Samples are shown for steps ${steps.join(", ")}.` : ABSENT.samples;
+  return [
+    el("h4", {}, `Samples in this domain, step ${graph.step}`),
+    graph.examples?.[domain]?.map(exampleText) || soft(none),
+  ];
 }
 
 function nodeFacts(node, step) {
