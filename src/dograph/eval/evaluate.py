@@ -4,6 +4,7 @@ The model is a run, one of its checkpoints, a folder saved by save_pretrained, o
 name. A run also has a corpus, so the result includes the validation losses of its sources.
 """
 
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -19,15 +20,7 @@ from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.eval.recorded import loss_cells, number_table
-from dograph.eval.scores import (
-    ItemMean,
-    PromptEncoder,
-    Report,
-    Scorer,
-    average,
-    check_with,
-    evaluate_tasks,
-)
+from dograph.eval.scores import PromptEncoder, Report, Scorer, average, check_with, evaluate_tasks
 from dograph.eval.tasks import TASKS, Documents, parse_limits, pick_tasks, read_task
 from dograph.files import sha256_of
 from dograph.models.build import require_folder
@@ -35,7 +28,7 @@ from dograph.models.loss import PerSampleLoss
 from dograph.records import unpacked
 from dograph.train.distributed import World, describe_environment, pick_device
 from dograph.train.metrics import SUMMARIES, Row, validate, validation_blocks, validation_row
-from dograph.train.run_dir import RunDirectory, run_of_model
+from dograph.train.run_dir import EVAL, RunDirectory, run_of_model
 
 POSITIONS = 2048  # for models that do not state how many they have, as in the harness
 
@@ -54,7 +47,7 @@ class Subject:
         if self.run is None:
             return None
         is_last = (self.run.path / "model").resolve() == Path(self.model).resolve()
-        return self.run.path / ("eval.json" if is_last else f"eval-step-{self.step}.json")
+        return self.run.path / (EVAL if is_last else f"eval-step-{self.step}.json")
 
 
 def find_subject(name: str) -> Subject:
@@ -200,17 +193,15 @@ def checked_result(values: dict[str, Any]) -> dict[str, Any]:
     """The content of eval.json as it was read, after checks that tables can be made of it."""
     if values["format"] != "dograph-eval":
         raise ValueError("not a result of dograph eval")
-    for task in values["tasks"].values():
-        float(task["chance"]), int(task["items"]), _checked_mean(task[task["primary"]])
-    float(values["average"]["chance"]), _checked_mean(values["average"])
-    if not all(isinstance(note, str) for note in values["notes"]):
+    means = [(task, task[task["primary"]]) for task in values["tasks"].values()]
+    for own, mean in [*means, (values["average"], values["average"])]:
+        error = 0.0 if mean["se"] is None else mean["se"]
+        if not math.isfinite(own["chance"] + own.get("items", 0) + mean["value"] + error):
+            raise ValueError("a score is not a number")
+    if not all(isinstance(note, str) for note in values["notes"] + limited_tasks([values])):
         raise ValueError("its notes are not texts")
-    dict(values["provenance"]["weights"])
+    dict(values["provenance"]["weights"] or {})
     return values
-
-
-def _checked_mean(mean: dict[str, Any]) -> ItemMean:
-    return ItemMean(float(mean["value"]), None if mean["se"] is None else float(mean["se"]))
 
 
 def source_losses(scorer: Scorer, corpus: Corpus, config: RunConfig) -> Row:

@@ -14,12 +14,7 @@ from scipy.linalg import orthogonal_procrustes
 
 from dograph.data.corpus import Block, Corpus
 from dograph.errors import RunError
-from dograph.eval.describe import (
-    DomainProfile,
-    describe_domains,
-    excerpt,
-    labelled_samples,
-)
+from dograph.eval.describe import DomainProfile, describe_domains, excerpt, labelled_samples
 from dograph.eval.gradients import Probe, principal, probed_steps, read_probe
 from dograph.eval.recorded import domains_last, parse_graph
 from dograph.records import read_lines, step_of, unpacked

@@ -54,7 +54,12 @@ LETTERS = 15  # that fit into an inch of a legend
 PROBES_ACROSS, TASKS_ACROSS = 6, 5  # panels in a row
 MARGIN = 0.05  # around the points, as a fraction of their range
 DPI = 300  # of the PNG files
-FORMATS = ("pdf", "svg", "png")
+# Metadata by format: without a date, the same runs give the same file.
+FORMATS: dict[str, dict[str, None]] = {
+    "pdf": {"CreationDate": None},
+    "svg": {"Date": None},
+    "png": {},
+}
 Figures = Iterator[tuple[str, Any]]  # a file name and its matplotlib Figure
 
 
@@ -74,10 +79,9 @@ def write_figures(paths: Sequence[Path], out: Path) -> list[str]:
 
 
 def save(name: str, figure: Any, out: Path) -> str:
-    """Write a figure in every format. Without a date, the same runs give the same file."""
-    dateless = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
-    for form in FORMATS:
-        figure.savefig(out / f"{name}.{form}", dpi=DPI, metadata=dateless[form])
+    """Write a figure in every format."""
+    for form, metadata in FORMATS.items():
+        figure.savefig(out / f"{name}.{form}", dpi=DPI, metadata=metadata)
     return name
 
 

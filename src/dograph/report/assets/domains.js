@@ -157,8 +157,9 @@ function graphChart(own, graphAt, choose) {
   );
 }
 
-// As node_radius in domains.py.
+// As node_radius in domains.py; of the larger of a node's two circles: share and weight.
 const radius = (share) => 0.06 + 0.34 * Math.sqrt(Math.max(share, 0));
+const largest = (node) => radius(Math.max(node.share, node.weight || 0));
 
 // The sources of a domain with their number of samples and share, largest first.
 function sourcesOf(node) {
@@ -174,9 +175,8 @@ const sourceText = (node) =>
 
 function drawGraph(width, graph, names, choose) {
   const focused = document.activeElement?.closest("#graph");
-  const reach = graph.nodes.map((node) => radius(Math.max(node.share, node.weight || 0)) + 0.04);
   const edge = (side, axis) =>
-    Math.max(...graph.nodes.map((node, k) => side * node[axis] + reach[k]), 0.1);
+    Math.max(...graph.nodes.map((node) => side * node[axis] + largest(node) + 0.04), 0.1);
   const [left, right, up, down] = [edge(-1, "x"), edge(1, "x"), edge(1, "y"), edge(-1, "y")];
   const zoom = Math.min(width / (left + right), Math.min(width, 460) / (up + down), 260);
   const height = Math.max((up + down) * zoom, 160);
@@ -195,7 +195,7 @@ function drawGraph(width, graph, names, choose) {
   }
   const draw = (node) => drawNode(node, names[node.domain], x(node), y(node), zoom, choose);
   const label = (node) => {
-    const below = y(node) + radius(Math.max(node.share, node.weight || 0)) * zoom + 11;
+    const below = y(node) + largest(node) * zoom + 11;
     return svg("text", { class: "words", x: x(node), y: below }, names[node.domain]?.split(",")[0]);
   };
   picture.append(...graph.nodes.map(draw), ...graph.nodes.map(label)); // no disc covers a label
@@ -206,7 +206,6 @@ function drawGraph(width, graph, names, choose) {
 
 function drawNode(node, words, x, y, zoom, choose) {
   const weight = node.weight === null ? node.share : node.weight;
-  const larger = Math.max(radius(node.share), radius(weight)) * zoom;
   const keydown = (event) => {
     if (event.key !== "Enter" && event.key !== " ") return;
     event.preventDefault();
@@ -228,7 +227,7 @@ function drawNode(node, words, x, y, zoom, choose) {
   return svg(
     "g",
     attributes,
-    circle("halo", larger + 5),
+    circle("halo", largest(node) * zoom + 5),
     circle("share", radius(node.share) * zoom),
     circle("weight", radius(weight) * zoom),
     svg("text", {}, node.domain),
