@@ -193,11 +193,12 @@ def checked_result(values: dict[str, Any]) -> dict[str, Any]:
     """The content of eval.json as it was read, after checks that tables can be made of it."""
     if values["format"] != "dograph-eval":
         raise ValueError("not a result of dograph eval")
-    means = [(task, task[task["primary"]]) for task in values["tasks"].values()]
-    for own, mean in [*means, (values["average"], values["average"])]:
+    average = {"average": values["average"] | {"primary": None, "items": 0}}
+    for name, task in (values["tasks"] | average).items():
+        mean = task[task["primary"]] if task["primary"] else task
         error = 0.0 if mean["se"] is None else mean["se"]
-        if not math.isfinite(own["chance"] + own.get("items", 0) + mean["value"] + error):
-            raise ValueError("a score is not a number")
+        if not math.isfinite(task["chance"] + task["items"] + mean["value"] + error):
+            raise ValueError(f"a score of {name} is not a number")
     if not all(isinstance(note, str) for note in values["notes"] + limited_tasks([values])):
         raise ValueError("its notes are not texts")
     dict(values["provenance"]["weights"] or {})

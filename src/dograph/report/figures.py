@@ -4,6 +4,7 @@ One function draws each kind of chart with matplotlib (extra `figures`). Sizes a
 paper's columns; colours are those of the page's light theme.
 """
 
+import io
 import math
 import re
 import textwrap
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dograph.errors import ConfigError, require
+from dograph.files import write_bytes
 from dograph.progress import counted
 from dograph.report import sections
 from dograph.report.charts import BarChart, DotChart, LineChart, PageTable, TableCell
@@ -55,11 +57,7 @@ PROBES_ACROSS, TASKS_ACROSS = 6, 5  # panels in a row
 MARGIN = 0.05  # around the points, as a fraction of their range
 DPI = 300  # of the PNG files
 # Metadata by format: without a date, the same runs give the same file.
-FORMATS: dict[str, dict[str, None]] = {
-    "pdf": {"CreationDate": None},
-    "svg": {"Date": None},
-    "png": {},
-}
+FORMATS = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
 Figures = Iterator[tuple[str, Any]]  # a file name and its matplotlib Figure
 
 
@@ -81,7 +79,9 @@ def write_figures(paths: Sequence[Path], out: Path) -> list[str]:
 def save(name: str, figure: Any, out: Path) -> str:
     """Write a figure in every format."""
     for form, metadata in FORMATS.items():
-        figure.savefig(out / f"{name}.{form}", dpi=DPI, metadata=metadata)
+        content = io.BytesIO()  # matplotlib hides the error of a full disk behind one of its own
+        figure.savefig(content, format=form, dpi=DPI, metadata=metadata)
+        write_bytes(out / f"{name}.{form}", content.getvalue())
     return name
 
 

@@ -11,19 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from dograph import records
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.eval.describe import corpus_of
-from dograph.records import (
-    DAMAGE,
-    Skipped,
-    StepGaps,
-    checked_step,
-    parse_object,
-    read_record,
-    reason,
-    unpacked,
-)
+from dograph.records import DAMAGE, Skipped, StepGaps
 from dograph.train.edits import edits_of
 from dograph.train.run_dir import FORK, RunDirectory
 
@@ -80,12 +72,12 @@ class Columns:
 
     def _add(self, line: bytes) -> None:
         try:
-            row = parse_object(line)
-            step = checked_step(row)
+            row = records.parse_object(line)
+            step = records.checked_step(row)
             if b"[" in line or b"*" in line:  # not a short row
-                row = unpacked(row)
+                row = records.unpacked(row)
         except DAMAGE as error:
-            self.skipped.add(self.path, reason(error), self._lines)
+            self.skipped.add(self.path, error, self._lines)
             return
         self.last_step = max(self.last_step, step)
         self.gaps.add(step)
@@ -152,7 +144,7 @@ class OpenRun:
     @property
     def parent(self) -> str:
         """Of a fork: the run that it started from, and at which step; else empty."""
-        fork = read_record(self.path / FORK, dict)
+        fork = records.read_record(self.path / FORK, dict)
         return f"{fork.get('parent')} at step {fork.get('step')}" if fork else ""
 
     def as_trained(self) -> RunConfig:
