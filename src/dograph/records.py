@@ -9,7 +9,8 @@ import json
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -67,14 +68,8 @@ def read_lines(
     `parse` makes a record of an object, and raises any of `DAMAGE` if it cannot. `wanted` looks at
     a line before it is parsed: parsing takes most of the time of a long file.
     """
-    skipped = Skipped() if skipped is None else skipped
-    for number, line in _wanted_lines(path, skipped, wanted):
-        try:
-            record = parse(parse_object(line))
-        except DAMAGE as error:
-            skipped.add(path, error, number)
-        else:
-            yield record
+    skipped = skipped or Skipped()
+    yield from _parsed(_wanted_lines(path, skipped, wanted), path, parse, skipped)
 
 
 def read_last(
@@ -84,14 +79,32 @@ def read_last(
     wanted: Callable[[bytes], bool] | None = None,
 ) -> Parsed | None:
     """The last record that is not damaged; only the last few lines are parsed."""
-    skipped = Skipped() if skipped is None else skipped
+    skipped = skipped or Skipped()
     newest = deque(_wanted_lines(path, skipped, wanted), maxlen=NEWEST)
-    for number, line in reversed(newest):
+    return next(_parsed(reversed(newest), path, parse, skipped), None)
+
+
+def read_steps(path: Path) -> Iterator[int]:
+    """The steps of a JSON Lines file; only lines that do not start with their step are parsed."""
+    for _, line in _wanted_lines(path, Skipped(), None):
+        step = step_of(line)
+        with suppress(*DAMAGE):
+            yield checked_step(parse_object(line)) if step is None else step
+
+
+def _parsed(
+    lines: Iterable[tuple[int, bytes]],
+    path: Path,
+    parse: Callable[[dict[str, Any]], Parsed],
+    skipped: Skipped,
+) -> Iterator[Parsed]:
+    for number, line in lines:
         try:
-            return parse(parse_object(line))
+            record = parse(parse_object(line))
         except DAMAGE as error:
             skipped.add(path, error, number)
-    return None
+        else:
+            yield record
 
 
 def _wanted_lines(

@@ -23,7 +23,7 @@ NAMES = """
     drawn: texts('#graph .node text').map((text) => `domain ${text}`),
     weights: keys('Domain weights'),
     shares: keys('Share of samples'),
-    made: texts('figcaption').filter((text) => /^domain [0-9]/.test(text)),
+    described: texts('#typical details summary'),
     panel: texts('#domain-panel h3'),
   };
 """
@@ -76,11 +76,12 @@ def test_a_domain_has_one_name(page, request, which):
     opened(page, request.getfixturevalue(which))
     named = page.run(NAMES)
     assert [name.lower() for name in named.pop("panel")] == ["domain 0"]
-    over_time = {place: named.pop(place) for place in ("weights", "shares", "made")}
+    over_time = {place: named.pop(place) for place in ("weights", "shares")}
     if which == "lasting":
         named |= over_time
     else:  # domains without identity have no panels over time
-        assert over_time == {"weights": [], "shares": [], "made": []}
+        assert over_time == {"weights": [], "shares": []}
+        assert all(name.startswith("cluster") for name in named.pop("described"))
     for place, names in named.items():
         assert [re.match(r"domain \d+", name.lower())[0] for name in names] == [
             "domain 0",

@@ -138,14 +138,13 @@ def test_the_slider_moves_the_points(page, single):
     assert spoken == "step 30"
 
 
-def test_a_click_on_a_node_shows_its_texts(page, single):
+def test_a_click_on_a_node_shows_its_sources(page, single):
     page.size(1280)
     open_whole(page, single)
     page.click('#graph .node[data-domain="2"] .share')
     panel = page.run("return document.querySelector('#domain-panel').textContent")
     assert panel.startswith("Domain 2")
     assert "gamma" in panel
-    assert any(part in panel for part in HOSTILE[:-1])
     page.press('#graph .node[data-domain="0"]', Keys.ENTER)  # and by keyboard
     assert page.run("return document.querySelector('#domain-panel h3').textContent") == "Domain 0"
     assert page.run("return document.activeElement.dataset.domain") == "0"
@@ -154,12 +153,8 @@ def test_a_click_on_a_node_shows_its_texts(page, single):
 def test_hostile_text_stays_text(page, single):
     page.size(390)
     open_whole(page, single)
-    found = set()
-    for domain in range(3):
-        page.press(f'#graph .node[data-domain="{domain}"]', Keys.ENTER)
-        found |= set(
-            page.run("return [...document.querySelectorAll('.sample p')].map((p) => p.textContent)")
-        )
+    page.run("document.querySelectorAll('#domains details').forEach((n) => { n.open = true; })")
+    found = page.run("return [...document.querySelectorAll('.sample p')].map((p) => p.textContent)")
     for part in HOSTILE[:-1]:
         assert any(part in text for text in found), part
     assert page.run("return window.hacked") is None

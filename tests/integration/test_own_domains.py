@@ -8,7 +8,7 @@ import torch
 from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.errors import ConfigError
-from dograph.eval.recorded import explain_step, numbering, read_graph
+from dograph.eval.recorded import domains_last, explain_step, read_graph
 from dograph.integrations.hf import attach
 from dograph.mixers.base import Mixer
 from dograph.report.domains import Texts, domains_of
@@ -50,7 +50,7 @@ def test_a_run_keeps_its_domains(tmp_path, lagged):
     graph = read_graph(folder, None)
     assert graph.step == 8
     assert sum(node.samples for node in graph.nodes) == 8
-    assert numbering(folder) is None
+    assert domains_last(RunDirectory(folder).config())
     run = RunDirectory(folder)
     probe = json.loads(run.probe(8).read_text())
     assert len(probe["domains"]) == NUM

@@ -14,6 +14,7 @@ from dograph.records import (
     read_lines,
     read_metrics,
     read_record,
+    read_steps,
     unpacked,
 )
 
@@ -167,3 +168,11 @@ def test_the_last_whole_record(tmp_path):
     assert read_last(file, checked_step, skipped) == 4
     assert (skipped.counts[file], skipped.unfinished[file]) == (2, 7)
     assert read_last(file, checked_step, wanted=lambda line: b"2," in line) == 2
+
+
+def test_steps_are_read_from_the_start_of_lines_or_else_by_parsing(tmp_path):
+    file = tmp_path / "m"
+    lines = ['{"step": 1, "cut', '{"x": 0, "step": 2}', "\0\0", '{"x": 0}', '{"step": 3}']
+    file.write_text("\n".join(lines) + '\n{"step": 4')
+    assert list(read_steps(file)) == [1, 2, 3]
+    assert list(read_steps(tmp_path / "none")) == []

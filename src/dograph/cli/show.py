@@ -71,6 +71,7 @@ def print_losses(runs: list[Path]) -> None:
 def _graph(run: Path, step: int | None, out: Path | None) -> None:
     from dograph.domains.graph import write_graph
     from dograph.eval import recorded
+    from dograph.train.run_dir import RunDirectory
 
     skipped = Skipped()
     graph = recorded.read_graph(run, step, skipped)
@@ -84,8 +85,8 @@ def _graph(run: Path, step: int | None, out: Path | None) -> None:
     else:
         write_graph(graph, out, _describe(run, graph.step, is_shown=False))
         print(f"{out}: {len(graph.nodes)} domains after step {graph.step}")
-    if (note := recorded.numbering(run)) is not None:
-        print(f"note: {note}")
+    if not recorded.domains_last(RunDirectory(run).config()):
+        print(f"note: {recorded.RANKED}")
     warn(skipped.warnings())
 
 
@@ -131,26 +132,26 @@ def _weights(run: Path, step: int, as_json: bool) -> None:
 
 
 def _samples(run: Path, step: int, as_json: bool) -> None:
+    from rich.markup import escape
+
     from dograph.eval.recorded import labels_of_steps, samples_of_step
     from dograph.train.run_dir import RunDirectory
 
-    skipped = Skipped()
-    samples, rows = samples_of_step(run, step, skipped), list[list[str]]()
+    skipped, rows = Skipped(), list[list[str]]()
+    samples = samples_of_step(run, step, skipped)
     known = labels_of_steps(RunDirectory(run), {step}, skipped).get(step, {}).get("domain")
-    more = ["domain"] if known else []
     warn(skipped.warnings())
     if as_json:
         for sample in samples:
             print(json.dumps(sample, ensure_ascii=False))
         return
-    for sample in samples:
-        place, text = f"{sample['input']}:{sample['line']}", _preview(sample, SHOW_PREVIEW)
-        sample["domain"] = known[len(rows)] if known else None
-        names = ("sample", "source", *more, "epoch", "document", "offset")
-        cells = [sample[name] for name in names]
-        rows.append([str(cell).replace("[", "\\[") for cell in (*cells, place, text)])
     words = ("source", "document", "offset", "input", "text")
-    columns = ("sample", "source", *more, "epoch", *words[1:])
+    columns = ("sample", "source", *(["domain"] if known else []), "epoch", *words[1:])
+    for i, sample in enumerate(samples):
+        sample["domain"] = known[i] if known else None
+        sample["input"] = f"{sample['input']}:{sample['line']}"
+        sample["text"] = _preview(sample, SHOW_PREVIEW)
+        rows.append([escape(str(sample[name])) for name in columns])
     print_table(columns, rows, words, title=f"{run}, step {step}: {len(rows)} samples")
     _describe(run, step)
 

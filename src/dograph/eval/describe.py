@@ -28,7 +28,7 @@ from dograph.data.sampler import WeightLog
 from dograph.errors import DographError, RunError
 from dograph.eval.gradients import Probe, probed_steps, read_probe
 from dograph.eval.recorded import domains_last, labels_of_steps
-from dograph.records import read_lines, read_record, step_of
+from dograph.records import read_record, read_steps
 from dograph.train.assembly import open_sampler
 from dograph.train.run_dir import RunDirectory
 
@@ -83,22 +83,19 @@ def describe_domains(
     config, probe = run.config(), last_probe(run, step)
     if corpus is None or corpus.manifest.tokenizer.file is None:
         return {}
-    blocks = probe_blocks(probe, corpus, config.data.seq_len) if probe else []
-    labels = probe.label_N.tolist() if probe else []
-    near = {j: [blocks[n] for n in own] for j, own in probe.nearest.items()} if probe else {}
+    labels, blocks, near = list[int](), list[Block](), dict[int, list[Block]]()
+    if probe is not None:
+        strata, length = {own.entry.stratum: own for own in corpus.validation}, config.data.seq_len
+        blocks = [Block(0, strata[row["stratum"]], int(row["row"]), length) for row in probe.rows]
+        labels = probe.label_N.tolist()
+        near = {j: [blocks[n] for n in own] for j, own in probe.nearest.items()}
     if domains_last(config):
-        size = config.train.batch_size
-        steps = deque[int](maxlen=max(1, RECENT // size))
-
-        def look(line: bytes) -> bool:
-            made = step_of(line)
-            if made is not None and (step is None or made <= step):
-                steps.append(made)
-            return False  # nothing is parsed
-
-        list(read_lines(run.samples_file, dict, wanted=look))
+        size, made = config.train.batch_size, read_steps(run.samples_file)
+        known = (one for one in made if step is None or one <= step)
+        steps = deque(known, maxlen=max(1, RECENT // size))
         samples = labelled_samples(run, corpus, steps)[:: max(1, size // RECENT)]
-        labels, blocks = [one[1] for one in samples], [one[3] for one in samples]
+        if samples:  # else the probe rows are counted
+            labels, blocks = [one[1] for one in samples], [one[3] for one in samples]
         for _, domain, _, block in sorted(samples, key=lambda one: -one[2]):
             near.setdefault(domain, []).append(block)
     return _profiles(corpus, labels, blocks, near)
@@ -130,12 +127,6 @@ def last_probe(run: RunDirectory, step: int | None) -> Probe | None:
         probe = read_probe(run.path, steps[-1]) if steps else None
         return probe if probe and probe.nearest else None
     return None
-
-
-def probe_blocks(probe: Probe, corpus: Corpus, seq_len: int) -> list[Block]:
-    """The rows of a probe in its corpus."""
-    strata = {stratum.entry.stratum: stratum for stratum in corpus.validation}
-    return [Block(0, strata[row["stratum"]], int(row["row"]), seq_len) for row in probe.rows]
 
 
 def _profiles(

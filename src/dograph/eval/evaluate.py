@@ -20,14 +20,7 @@ from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.eval.recorded import loss_cells, number_table
-from dograph.eval.scores import (
-    PromptEncoder,
-    Report,
-    Scorer,
-    average,
-    check_with,
-    evaluate_tasks,
-)
+from dograph.eval.scores import PromptEncoder, Report, Scorer, average, check_with, evaluate_tasks
 from dograph.eval.tasks import TASKS, Documents, parse_limits, pick_tasks, read_task
 from dograph.files import sha256_of
 from dograph.models.build import require_folder
@@ -35,7 +28,7 @@ from dograph.models.loss import PerSampleLoss
 from dograph.records import unpacked
 from dograph.train.distributed import World, describe_environment, pick_device
 from dograph.train.metrics import SUMMARIES, Row, validate, validation_blocks, validation_row
-from dograph.train.run_dir import RunDirectory, run_of_model
+from dograph.train.run_dir import EVAL, RunDirectory, run_of_model
 
 POSITIONS = 2048  # for models that do not state how many they have, as in the harness
 
@@ -54,7 +47,7 @@ class Subject:
         if self.run is None:
             return None
         is_last = (self.run.path / "model").resolve() == Path(self.model).resolve()
-        return self.run.path / ("eval.json" if is_last else f"eval-step-{self.step}.json")
+        return self.run.path / (EVAL if is_last else f"eval-step-{self.step}.json")
 
 
 def find_subject(name: str) -> Subject:
@@ -203,11 +196,12 @@ def checked_result(values: dict[str, Any]) -> dict[str, Any]:
     average = {"average": values["average"] | {"primary": None, "items": 0}}
     for name, task in (values["tasks"] | average).items():
         mean = task[task["primary"]] if task["primary"] else task
-        if not math.isfinite(task["chance"] + task["items"] + mean["value"] + (mean["se"] or 0.0)):
+        error = 0.0 if mean["se"] is None else mean["se"]
+        if not math.isfinite(task["chance"] + task["items"] + mean["value"] + error):
             raise ValueError(f"a score of {name} is not a number")
     if not all(isinstance(note, str) for note in values["notes"] + limited_tasks([values])):
         raise ValueError("its notes are not texts")
-    dict(values["provenance"]["weights"])
+    dict(values["provenance"]["weights"] or {})
     return values
 
 

@@ -25,7 +25,7 @@ Shapes: N rows, S sources.
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dograph.errors import ConfigError, RunError, did_you_mean
+from dograph.errors import ConfigError, RunError
 from dograph.records import DAMAGE, Skipped, read_record
 from dograph.train.run_dir import RunDirectory
 
@@ -238,15 +238,6 @@ def _probed_rows(
     return list(sources), rows, nearest
 
 
-# Figure 1 in coordinates: principal components of gradient directions.
-#
-# Sketches are divided by their norms and centred on the mean of these directions, as in the paper's
-# figure. A random projection preserves inner products, so these components are close to those of
-# the gradients themselves.
-
-Basis = Literal["last", "own"]
-
-
 @dataclass(frozen=True, slots=True)
 class Principal:
     """Rows on a few principal axes."""
@@ -255,21 +246,15 @@ class Principal:
     explained_C: Tensor  # share of the rows' variance along each axis; 0 if they have none
 
 
-@dataclass(frozen=True, slots=True)
-class ProbePCA:
-    """The probes of a run on principal axes, step by step."""
-
-    sources: list[str]
-    source_N: Tensor  # index into sources, the same at every step
-    at: dict[int, Principal]  # by step
-
-
 def principal(sketch_NK: Tensor, num: int = 2, like_NK: Tensor | None = None) -> Principal:
     """Directions of sketches on the first `num` principal axes, their own or those of `like_NK`.
 
-    With X the centred directions and X X' = U L U', coordinates are U sqrt(L). The sign of an
-    axis makes its coordinate of largest absolute value (the first of equals) positive.
-    An axis beyond the rank of the rows is zero.
+    With X the directions (sketches over their norms) centred on their mean, as in the paper's
+    Figure 1, and X X' = U L U', coordinates are U sqrt(L). The sign of an axis makes its coordinate
+    of largest absolute value (the first of equals) positive. An axis beyond the rank of the rows is
+    zero. A random projection preserves inner products, so these components are close to those of
+    the gradients themselves. On its own axes only the shape of a probe can be compared with others;
+    on those of another probe its place can, and a drift of all rows is visible.
     """
     if sketch_NK.ndim != 2 or not bool(sketch_NK.isfinite().all()):
         raise ConfigError(
@@ -296,19 +281,3 @@ def principal(sketch_NK: Tensor, num: int = 2, like_NK: Tensor | None = None) ->
     total = direction_NK.var(dim=0, correction=0).sum()
     along_C = coordinate_NC.var(dim=0, correction=0)
     return Principal(coordinate_NC, torch.where(total > ROUNDING, along_C / total, 0.0))
-
-
-def probe_pca(run: Path, basis: Basis = "last") -> ProbePCA:
-    """Principal coordinates of all probes of a run.
-
-    basis="own": each step has its own axes and origin, so only shapes can be compared.
-    basis="last": all steps use those of the last step, so steps can be compared and a drift of all
-    rows is visible; `explained_C` is the share of a step's own variance along these axes.
-    """
-    if basis not in get_args(Basis):
-        raise ConfigError(f'basis="{basis}" is not known; {did_you_mean(basis, get_args(Basis))}')
-    probes = [read_probe(run, step) for step in probed_steps(run)]
-    last = probes[-1]
-    like_NK = last.sketch_NK if basis == "last" else None
-    at = {probe.step: principal(probe.sketch_NK, like_NK=like_NK) for probe in probes}
-    return ProbePCA(last.sources, last.source_N, at)

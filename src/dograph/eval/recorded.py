@@ -27,6 +27,7 @@ from dograph.records import (
     read_last,
     read_lines,
     read_metrics,
+    read_steps,
     step_of,
     unpacked,
 )
@@ -38,6 +39,10 @@ NAMED = 3  # sources listed for a domain
 LINES, WIDTH = 12, 30  # of the chart of agreement
 MOST_PARSED = 2000  # rows for that chart
 MOST_LISTED = 40  # steps in an error
+RANKED = (
+    "domain numbers are ranks by weight in this step's batch (0 has the largest weight), so the "
+    "same number at another step is another domain"
+)
 IN_WHOLE_ROWS = "weights/effective_samples"  # not in the short rows of other steps
 
 
@@ -96,16 +101,7 @@ def _explanation(
 
 def _require_step(run: RunDirectory, step: int) -> None:
     """Refuse a step that the run has not made."""
-    last = 0
-
-    def look(line: bytes) -> bool:
-        nonlocal last
-        made = step_of(line)
-        last = max(last, made or 0)
-        return made is None
-
-    for row in read_metrics(run.metrics_file, wanted=look):
-        last = max(last, int(row["step"]))
+    last = max(read_steps(run.metrics_file), default=0)
     if not 1 <= step <= last:
         raise RunError(f"{run.path} has steps 1 to {last}; step {step} is not one of them")
 
@@ -139,7 +135,7 @@ def samples_of_step(
     _require_step(run, step)
     corpus = Corpus(config.data.corpus)
     sampler = open_sampler(config, corpus)
-    skipped = Skipped() if skipped is None else skipped
+    skipped = skipped or Skipped()
     sampler.log = WeightLog.load(run.weights_file, sampler.names, skipped)
     if run.weights_file in skipped.counts:
         skipped.notes.append("a mixture is lost: the run may have drawn other samples than these")
@@ -156,23 +152,18 @@ def samples_of_step(
 
 def read_graph(path: Path, step: int | None, skipped: Skipped | None = None) -> DomainGraph:
     """The graph of a run after `step` steps; by default the newest."""
-    run, damaged = RunDirectory.open(path), Skipped() if skipped is None else skipped
+    run, damaged = RunDirectory.open(path), skipped or Skipped()
     if not run.graph_file.is_file():  # written for every mixer that has domains
         raise RunError(
             f"the mixer of {path}, {run.config().mixer.name}, has no domains and so no graph; "
             "train with one that has them (mixer.name=dograph), or see what the model perceives: "
             f"dograph inspect {path}/model data.corpus=DIR"
         )
-    steps: list[int] = []
-
-    def look(line: bytes) -> bool:
-        made = step_of(line)
-        steps.extend([] if made is None else [made])
-        return step is None or made in (step, None)
-
-    graph = read_last(run.graph_file, parse_graph, damaged, look)
+    wanted = None if step is None else lambda line: step_of(line) in (step, None)
+    graph = read_last(run.graph_file, parse_graph, damaged, wanted)
     if graph is not None and step in (None, graph.step):
         return graph
+    steps = list(read_steps(run.graph_file))
     if not steps or step is None:
         lost = "".join(f". {text}" for text in damaged.warnings())
         raise RunError(
@@ -242,16 +233,6 @@ def edge_table(graph: DomainGraph, most: int = 10) -> Table:
     return table
 
 
-def numbering(path: Path) -> str | None:
-    """A note for runs whose domain numbers are ranks, different domains at every step."""
-    if domains_last(RunDirectory.open(path).config()):
-        return None
-    return (
-        "domain numbers are ranks by weight in this step's batch (0 has the largest weight), so "
-        "the same number at another step is another domain"
-    )
-
-
 def domains_last(config: RunConfig) -> bool:
     """Whether a number means the same domain at every step of a run."""
     try:
@@ -294,7 +275,7 @@ def agreement_table(path: Path, skipped: Skipped | None = None) -> Table | None:
 def losses_table(paths: list[Path], skipped: Skipped | None = None) -> Table:
     """A row per source and columns per run: nats per token, perplexity, bits per byte, epochs."""
     titles, columns, sources = ["source"], list[tuple[Row, Row]](), set[str]()
-    skipped = Skipped() if skipped is None else skipped
+    skipped = skipped or Skipped()
     for path in paths:
         try:
             row, epochs = last_validation(path, skipped)

@@ -160,11 +160,6 @@ class Scorer:
         return [Likelihood(float(nats_n.sum()), bool(hit_n.all())) for nats_n, hit_n in parts]
 
 
-def sample_stderr(values: Sequence[float]) -> float:
-    """Standard error of the mean: the standard deviation (n - 1) over sqrt(n)."""
-    return float(np.std(values, ddof=1, dtype=np.float64) / math.sqrt(len(values)))
-
-
 @dataclass(frozen=True, slots=True)
 class ItemMean:
     """A mean over items and its standard error; None if there is only one item."""
@@ -173,11 +168,11 @@ class ItemMean:
     se: float | None
 
     @classmethod
-    def of(
-        cls, values: Sequence[float], stderr: Callable[[Sequence[float]], float] = sample_stderr
-    ) -> "ItemMean":
+    def of(cls, values: Sequence[float]) -> "ItemMean":
         mean = float(np.mean(values, dtype=np.float64))
-        return cls(mean, stderr(values) if len(values) > 1 else None)
+        if len(values) < 2:
+            return cls(mean, None)
+        return cls(mean, float(np.std(values, ddof=1, dtype=np.float64) / math.sqrt(len(values))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,14 +205,8 @@ def log_likelihoods(task: Task, items: Sequence[Item], likelihoods: list[Likelih
     return rows
 
 
-def score_task(
-    task: Task,
-    items: Sequence[Item],
-    rows: Sequence[Row],
-    truncated: int,
-    stderr: Callable[[Sequence[float]], float] = sample_stderr,
-) -> TaskScore:
-    """Means over items of the harness' log, or of ours in its form; accuracies with `stderr`.
+def score_task(task: Task, items: Sequence[Item], rows: Sequence[Row], truncated: int) -> TaskScore:
+    """Means over items of the harness' log, or of ours in its form.
 
     Bits per byte is the mean over items of -log2 p(gold answer) / its UTF-8 bytes, so every
     question has the same weight. Perplexity is exp(-mean log p(answer)) as in the harness; its
@@ -234,7 +223,7 @@ def score_task(
         perplexity = ItemMean(value, None if log_p.se is None else value * log_p.se)
 
     def accuracy(name: str) -> ItemMean:
-        return ItemMean.of([float(row[name]) for row in rows], stderr)
+        return ItemMean.of([float(row[name]) for row in rows])
 
     return TaskScore(
         task=task.name,
@@ -272,11 +261,10 @@ def evaluate_tasks(
     scorer: Scorer, documents: Sequence[Documents], using: str, report: Report
 ) -> list[TaskScore]:
     """One score for each task, in the order given."""
-    stderr, logged = sample_stderr, {}
+    logged = {}
     if using == "lm-eval":
         report("lm-eval", 0, 0)
         logged = harness_log(scorer, documents)
-        stderr = require("lm_eval.api.metrics", "eval").mean_stderr
     scores = []
     for one in documents:
         task, items = one.task, one.items
@@ -286,7 +274,7 @@ def evaluate_tasks(
             likelihoods = scorer.score(texts, partial(report, task.name))
             rows = log_likelihoods(task, items, likelihoods)
         truncated = sum(text.truncated for text in texts)
-        scores.append(score_task(task, items, rows, truncated, stderr))
+        scores.append(score_task(task, items, rows, truncated))
     return scores
 
 

@@ -13,9 +13,7 @@ from dograph.report.series import Series
 from dograph.stats import Estimate
 
 TextStyle = Literal["soft", "claim", "heading", "command"]
-GroupStyle = Literal[
-    "list", "soft list", "warnings", "facts", "legend", "samples", "group", "grid", "folded"
-]
+GroupStyle = Literal["list", "soft list", "warnings", "facts", "samples", "group", "grid", "folded"]
 NumberFormat = Literal["number", "signed", "fixed"]
 
 
@@ -66,7 +64,6 @@ class BarChart:
     bars: list[tuple[str, list[tuple[int, float]]]]
     note: str | None = None
     unit: str = ""
-    whole: bool = False  # every bar adds up to 100 %, and the legend is elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,7 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class PageBlock:
-    """A text, a list of texts, facts (names and values), a legend, texts of samples, or items.
+    """A text, a list of texts, facts (names and values), texts of samples, or items.
 
     Items are one below the other (group), side by side (grid), or hidden until opened (folded).
     """

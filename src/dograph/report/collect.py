@@ -21,10 +21,9 @@ from dograph.report.domains import Texts
 from dograph.report.one_run import RunData, run_data
 from dograph.report.series import OpenRun
 from dograph.stats import ABOVE_ZERO, SHARE, Estimate, Interval, mean_estimate
-from dograph.train.run_dir import RunDirectory
+from dograph.train.run_dir import EVAL, RunDirectory
 
 CELLS = "cells"  # runs of a comparison
-EVALUATION = "eval.json"  # of a run, by `dograph eval`
 NORMAL = 1.96  # standard errors of a 95 % interval
 AVERAGE = "average"
 POINTS = 2400  # buckets shared by all runs, so that many runs do not make a huge page
@@ -132,9 +131,9 @@ def open_subjects(paths: Sequence[Path], known: Sequence[OpenRun] = ()) -> Subje
     subjects, before = Subjects(), {run.path: run for run in known}
     runs: dict[Path, OpenRun] = {}  # a run is shown once, even if its comparison is given too
 
-    def add(folder: Path, *method: str) -> None:
+    def add(folder: Path, method: tuple[str, str] | None = None) -> None:
         try:
-            runs[folder.resolve()] = before.get(folder) or OpenRun(folder, *method)
+            runs[folder.resolve()] = before.get(folder) or OpenRun(folder, method)
         except DographError as error:
             subjects.left_out.append(f"{folder} is left out: {error}")
 
@@ -143,7 +142,7 @@ def open_subjects(paths: Sequence[Path], known: Sequence[OpenRun] = ()) -> Subje
         if is_compared or (path / ASK).is_file():
             subjects.comparisons += [path] if is_compared else []
             for folder, method in _cells(path):
-                add(folder, method, path.resolve().name)
+                add(folder, (path.resolve().name, method))
         elif is_run(path):
             if path.resolve() not in runs:
                 add(path)
@@ -185,8 +184,7 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
     left_out = list(subjects.left_out)
     buckets = min(MOST, max(LEAST, POINTS // max(len(opened), 1)))
     names = run_names([run.path for run in opened])
-    methods = [(run.origin, run.label) if run.label and run.origin else None for run in opened]
-    groups = group_names([run.as_trained() for run in opened], methods)
+    groups = group_names([run.as_trained() for run in opened], [run.method for run in opened])
     by_group: dict[str, list[str]] = {}
     with counted("{done}/{total} runs", len(opened)) as display:
         for run, name, group in zip(opened, names, groups, strict=True):
@@ -231,17 +229,15 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
     )
 
 
-def tasks_of(
-    runs: Sequence[RunData], skipped: Skipped | None = None
-) -> tuple[list[DotChart], list[str]]:
+def tasks_of(runs: Sequence[RunData], skipped: Skipped) -> tuple[list[DotChart], list[str]]:
     """Scores of `dograph eval` in per cent, a chart per task, with the score of guessing; notes.
 
     Intervals are over seeds if a group has several runs, else over the items of a task.
     """
     records: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
-        if record := read_record(run.path / EVALUATION, checked_result, skipped):
-            record["tasks"][AVERAGE] = record.pop("average") | {"primary": None}
+        if record := read_record(run.path / EVAL, checked_result, skipped):
+            record["tasks"][AVERAGE] = record["average"] | {"primary": None}
             records.setdefault(run.group, []).append(record)
     every = [record for own in records.values() for record in own]
     names = dict.fromkeys(task for record in every for task in record["tasks"] if task != AVERAGE)
@@ -252,8 +248,8 @@ def tasks_of(
         chance = 100 * scores[0 if task == AVERAGE else -1]["chance"]
         rows = []
         for index, (group, own) in enumerate(records.items()):
-            score = _score([record["tasks"][task] for record in own if task in record["tasks"]])
-            if score is not None:
+            if known := [record["tasks"][task] for record in own if task in record["tasks"]]:
+                score = _score(known)
                 low, high = (x and 100 * x for x in (score.low, score.high))
                 rows.append(DotRow(group, index, 100 * score.value, low, high))
         note = f"accuracy in %; dashed: chance, {chance:.1f} %" if chance else "accuracy in %"
@@ -262,15 +258,13 @@ def tasks_of(
     return charts, notes + limited_tasks(every)
 
 
-def _score(tasks: Sequence[Mapping[str, Any]]) -> Estimate | None:
+def _score(tasks: Sequence[Mapping[str, Any]]) -> Estimate:
     """The primary metric as in the paper (acc_norm if the task has it), with its interval."""
     scores = [task[task["primary"]] if task["primary"] else task for task in tasks]
     if len(scores) > 1:
         return mean_estimate([score["value"] for score in scores]).within(SHARE)
-    if not scores:
-        return None
     value, error = scores[0]["value"], scores[0]["se"]
-    if error is None or not math.isfinite(error):
+    if error is None:
         return Estimate(value)
     return Estimate(value, Interval(value - NORMAL * error, value + NORMAL * error)).within(SHARE)
 

@@ -14,18 +14,11 @@ from scipy.linalg import orthogonal_procrustes
 
 from dograph.data.corpus import Block, Corpus
 from dograph.errors import RunError
-from dograph.eval.describe import (
-    DomainProfile,
-    describe_domains,
-    excerpt,
-    labelled_samples,
-    probe_blocks,
-)
+from dograph.eval.describe import DomainProfile, describe_domains, excerpt, labelled_samples
 from dograph.eval.gradients import Probe, principal, probed_steps, read_probe
 from dograph.eval.recorded import domains_last, parse_graph
 from dograph.records import read_lines, step_of, unpacked
 from dograph.report.charts import (
-    BarChart,
     Entry,
     LineChart,
     PageBlock,
@@ -37,13 +30,10 @@ from dograph.report.charts import (
 from dograph.report.series import Columns, OpenRun, curve, rounded
 
 ROUNDS = 60  # of moving overlapping nodes apart
-EXAMPLES = 3  # texts per domain
-GRAPHS_WITH_TEXTS = 4  # if domains are those of one batch
+EXAMPLES, GRAPHS_WITH_TEXTS = 3, 4  # texts of a domain of one batch, and graphs that have them
 MOST_GRAPHS = 100
-COMPOSITIONS = 6  # graphs whose domains are shown by source
 LASTING = "a number is one domain throughout the run"
 RANKED = "numbers are ranks by weight in each step, 0 the largest weight"
-NO_PROBE_ROWS = "No probe row is in this domain, or there are no probes."
 NO_IDENTITY = (
     "Domains are computed for each batch separately and have no identity over steps. Their "
     f"{RANKED}: domain 0 of one step and domain 0 of another are different domains. So no chart "
@@ -68,14 +58,13 @@ class ExampleText:
 
 @dataclass(frozen=True, slots=True)
 class ProbeView:
-    """The probe rows at one step: coordinates, domain labels, example texts."""
+    """The probe rows at one step: coordinates and domain labels."""
 
     step: int
     last: list[list[float]]  # x and y on the principal axes of the last probe
     own: list[list[float]]  # x and y on the principal axes of this probe
     explained: list[list[float]]  # explained variance of the two axes: last, own
     label: list[int]  # -1 before there are domains
-    examples: dict[str, list[ExampleText]]  # by domain
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +74,7 @@ class PlacedGraph:
     step: int
     nodes: list[dict[str, Any]]
     edges: list[dict[str, Any]]
-    examples: dict[str, list[ExampleText]] | None = None
+    examples: dict[str, list[ExampleText]] | None = None  # by domain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +88,9 @@ class DomainsView:
     probes: list[ProbeView]
     scatters: list[ScatterChart]
     graphs: list[PlacedGraph]
-    examples_title: str  # followed by the step of the probe or graph
-    no_examples: str
     names: dict[str, str]  # of domains that last: their most telling words
     lines: list[LineChart]  # weights and shares over steps, of domains that last
-    described: list[PageItem]  # what sets domains apart, and the sources of every domain
+    described: list[PageItem]  # what sets domains apart
     notes: list[str]
 
 
@@ -147,14 +134,9 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
             notes.append(f"The run's corpus is not at {where}, so no texts are shown.")
         elif corpus.manifest.tokenizer.file is None:
             notes.append("The corpus has tokens but no tokenizer, so no texts are shown.")
-        views = probe_views(run, probes, texts, lasting=lasting)
+        views = probe_views(probes, lasting=lasting)
     if corpus is not None and not lasting:
         graphs = with_samples(run, corpus, graphs, texts)
-    title, no_examples = "Texts nearest its centroid, probe after step", NO_PROBE_ROWS
-    if not lasting:
-        steps = ", ".join(str(graph.step) for graph in graphs if graph.examples)
-        title = "Samples in this domain, step"
-        no_examples = f"Samples are shown for steps {steps}." if steps else "No samples recorded."
     known = {name for graph in graphs for node in graph.nodes for name in node["sources"]}
     sources = probes[-1].sources if probes else sorted(known)
     profiles = describe_domains(run.files, corpus)
@@ -166,14 +148,9 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
         probes=views,
         scatters=scatter_charts(sources, views, profiles, lasting=lasting),
         graphs=graphs,
-        examples_title=title,
-        no_examples=no_examples,
         names={str(j): own.name for j, own in profiles.items() if lasting},
         lines=domain_lines(columns, buckets, profiles) if lasting else [],
-        described=[
-            *profile_blocks(run, profiles, texts, lasting=lasting),
-            *(composition_blocks(sources, graphs, profiles) if lasting else []),
-        ],
+        described=profile_blocks(run, profiles, texts, lasting=lasting),
         notes=notes,
     )
 
@@ -201,23 +178,17 @@ def with_samples(
 ) -> list[PlacedGraph]:
     """Adds the first samples of each domain to some graphs, including the last one.
 
-    Lasting domains are shown by the probe rows nearest their centroid. Domains of one batch cannot
-    be assigned other rows, so the samples of that batch are shown.
+    Domains that last have typical texts. Domains of one batch cannot be assigned other rows, so the
+    samples of that batch are shown.
     """
-    chosen = {graph.step for graph in _evenly(graphs, GRAPHS_WITH_TEXTS)}
+    last, parts = len(graphs) - 1, GRAPHS_WITH_TEXTS - 1
+    chosen = {graphs[round(k * last / parts)].step for k in range(parts + 1) if graphs}
     examples: dict[int, dict[str, list[ExampleText]]] = {}
     for step, domain, _, block in labelled_samples(run.files, corpus, chosen):
         shown = examples.setdefault(step, {}).setdefault(str(domain), [])
         if len(shown) < EXAMPLES:
             shown.append(example(corpus, block, texts))
     return [replace(graph, examples=examples.get(graph.step)) for graph in graphs]
-
-
-def _evenly(graphs: list[PlacedGraph], num: int) -> list[PlacedGraph]:
-    """At most `num` graphs, evenly spaced, with the first and the last."""
-    if len(graphs) <= num:
-        return graphs
-    return [graphs[round(k * (len(graphs) - 1) / (num - 1))] for k in range(num)]
 
 
 def domain_lines(columns: Columns, buckets: int, profiles: Profiles) -> list[LineChart]:
@@ -260,21 +231,6 @@ def scatter_charts(
     ]
 
 
-Composition = dict[int, list[tuple[str, list[tuple[int, float]]]]]
-
-
-def composition(sources: list[str], graphs: list[PlacedGraph]) -> tuple[list[str], Composition]:
-    """Labels, and for each domain a bar per graph: the number of samples by label."""
-    nodes = [(graph.step, node) for graph in graphs for node in graph.nodes]
-    # Probed sources first, then others that are in a domain.
-    named = [name for _, node in nodes for name in node["sources"]]
-    labels, bars = list(dict.fromkeys([*sources, *named])), Composition()
-    for step, node in nodes:
-        parts = sorted((labels.index(name), count) for name, count in node["sources"].items())
-        bars.setdefault(node["domain"], []).append((f"step {step}", parts))
-    return labels, bars
-
-
 def profile_blocks(
     run: OpenRun, profiles: Profiles, texts: Texts, *, lasting: bool
 ) -> list[PageItem]:
@@ -297,52 +253,20 @@ def profile_blocks(
     return blocks if rows else []
 
 
-def composition_blocks(
-    sources: list[str], graphs: list[PlacedGraph], profiles: Profiles
-) -> list[PageItem]:
-    """One bar chart per domain that lasts, one bar per graph."""
-    if not graphs:
-        return []
-    chosen = _evenly(graphs, COMPOSITIONS)
-    labels, bars = composition(sources, chosen)
-    counted = "samples of recent batches, by source"
-    if len(chosen) < len(graphs):
-        counted += f"; {len(chosen)} of {len(graphs)} graphs, evenly spaced"
-    charts = [BarChart(name_of(j, profiles), labels, bars[j], whole=True) for j in sorted(bars)]
-    return [
-        PageBlock("heading", "Sources in each domain, over time"),
-        PageBlock("soft", counted),
-        PageBlock("legend", labels),
-        PageBlock("grid", charts),
-    ]
-
-
-def probe_views(
-    run: OpenRun, probes: list[Probe], texts: Texts, *, lasting: bool
-) -> list[ProbeView]:
+def probe_views(probes: list[Probe], *, lasting: bool) -> list[ProbeView]:
     """Coordinates on the axes of the last probe and on each probe's own.
 
-    Domains that last have as examples the rows nearest their centroid. Clusters are those of the
-    last probe at every step: their numbers at other probes mean other clusters.
+    Clusters are those of the last probe at every step: their numbers at other probes mean other
+    clusters.
     """
-    corpus, seq_len = run.corpus, run.config.data.seq_len
     views = []
     for probe in probes:
         on_last = principal(probe.sketch_NK, like_NK=probes[-1].sketch_NK)
         both = [on_last, principal(probe.sketch_NK)]
         last, own = ([rounded(xs, 4) for xs in one.coordinate_NC.T.numpy()] for one in both)
-        examples: dict[str, list[ExampleText]] = {}
-        for domain, near in probe.nearest.items() if lasting else ():
-            blocks = probe_blocks(probe, corpus, seq_len) if corpus else None
-            examples[str(domain)] = [
-                example(corpus, blocks[n], texts)
-                if corpus and blocks
-                else ExampleText(probe.rows[n]["source"], probe.rows[n]["document"], None)
-                for n in near[:EXAMPLES]
-            ]
         explained = [rounded(one.explained_C.numpy(), 4) for one in both]
         label = (probe if lasting else probes[-1]).label_N.tolist()
-        views.append(ProbeView(probe.step, last, own, explained, label, examples))
+        views.append(ProbeView(probe.step, last, own, explained, label))
     return views
 
 

@@ -19,7 +19,7 @@ from dograph.progress import counted
 from dograph.report import sections
 from dograph.report.charts import BarChart, DotChart, LineChart, PageTable, TableCell
 from dograph.report.collect import Comparison, PageData, collect, open_subjects
-from dograph.report.domains import DomainsView, PlacedGraph, composition, node_radius
+from dograph.report.domains import DomainsView, PlacedGraph, node_radius
 from dograph.report.one_run import RunData
 from dograph.report.render import asset
 from dograph.report.series import FEW, IDENTICAL
@@ -56,7 +56,8 @@ LETTERS = 15  # that fit into an inch of a legend
 PROBES_ACROSS, TASKS_ACROSS = 6, 5  # panels in a row
 MARGIN = 0.05  # around the points, as a fraction of their range
 DPI = 300  # of the PNG files
-FORMATS = ("pdf", "svg", "png")
+# Metadata by format: without a date, the same runs give the same file.
+FORMATS = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
 Figures = Iterator[tuple[str, Any]]  # a file name and its matplotlib Figure
 
 
@@ -76,11 +77,10 @@ def write_figures(paths: Sequence[Path], out: Path) -> list[str]:
 
 
 def save(name: str, figure: Any, out: Path) -> str:
-    """Write a figure in every format. Without a date, the same runs give the same file."""
-    dateless = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
-    for form in FORMATS:
+    """Write a figure in every format."""
+    for form, metadata in FORMATS.items():
         content = io.BytesIO()  # matplotlib hides the error of a full disk behind one of its own
-        figure.savefig(content, format=form, dpi=DPI, metadata=dateless[form])
+        figure.savefig(content, format=form, dpi=DPI, metadata=metadata)
         write_bytes(out / f"{name}.{form}", content.getvalue())
     return name
 
@@ -150,10 +150,15 @@ def draw_domains(domains: DomainsView) -> Figures:
         figure, axes = sheet(COLUMN, COLUMN, below=below)
         draw_graph(axes[0, 0], last, domains.names)
         yield "graph", figure
-        labels, bars_of = composition(domains.sources, [last])
-        bars = [(f"domain {domain}", parts) for domain, ((_, parts),) in bars_of.items()]
-        chart, x_name = BarChart("", labels, bars, whole=True), "share of the domain's samples"
-        yield "composition", bar_figure(chart, x_name, 0.8, below=below)
+        # Probed sources first, then others that are in a domain.
+        named = [name for node in last.nodes for name in node["sources"]]
+        labels, bars = list(dict.fromkeys([*domains.sources, *named])), []
+        for node in last.nodes:
+            total = max(node["samples"], 1)
+            parts = [(labels.index(x), count / total) for x, count in node["sources"].items()]
+            bars.append((f"domain {node['domain']}", parts))
+        chart = BarChart("", labels, bars)
+        yield "composition", bar_figure(chart, "share of the domain's samples", 0.8, below=below)
 
 
 def _draw_probes(domains: DomainsView) -> Any:
@@ -320,11 +325,10 @@ def bar_figure(chart: BarChart, x_name: str, height: float, *, below: str = "") 
     axis = axes[0, 0]
     for row, (_, parts) in enumerate(chart.bars):
         left, size = 0.0, dict(parts)
-        whole = (sum(size.values()) or 1) if chart.whole else 1
         for index, label in enumerate(chart.labels):
             axis.barh(
                 row,
-                size.get(index, 0) / whole,
+                size.get(index, 0),
                 left=left,
                 color=colour(index),
                 hatch=hatch(index),
@@ -332,8 +336,8 @@ def bar_figure(chart: BarChart, x_name: str, height: float, *, below: str = "") 
                 linewidth=0,
                 label=None if row else label,
             )
-            left += size.get(index, 0) / whole
-    axis.set(xlabel=x_name, **({"xlim": (0, 1)} if chart.whole else {}))
+            left += size.get(index, 0)
+    axis.set(xlabel=x_name, xmargin=0)
     label_rows(axis, [name for name, _ in chart.bars])
     add_legend(axis)
     return figure

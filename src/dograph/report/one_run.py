@@ -17,7 +17,7 @@ from dograph.plan.jobs import RESULT
 from dograph.progress import duration
 from dograph.records import Skipped, read_record
 from dograph.report.domains import DomainsView, Texts, domains_of
-from dograph.report.series import OpenRun, Series, curve, read_json
+from dograph.report.series import OpenRun, Series, curve
 from dograph.stats import ABOVE_ZERO, Estimate, t_interval
 from dograph.train.edits import edits_of
 from dograph.train.metrics import RARE, SUMMARIES
@@ -239,9 +239,8 @@ def cost_of(run: OpenRun) -> StepCosts:
     late = slice(1, None) if len(step_N) > 1 else slice(None)
     steps = float(taken_N[late].sum())
     speed_N, held_N = (columns.get(n)[1] for n in ("time/tokens_per_second", "memory/peak_bytes"))
-    peak = read_json(run.path / RESULT, run.skipped).get(
-        "peak_bytes", held_N.max() if len(held_N) else None
-    )
+    result = read_record(run.path / RESULT, dict[str, Any], run.skipped) or {}
+    peak = result.get("peak_bytes", held_N.max() if len(held_N) else None)
     return StepCosts(
         parts=parts,
         step_ms=1e3 * (float(spent_N[late].sum()) / steps) if steps else None,

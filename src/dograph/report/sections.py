@@ -27,8 +27,8 @@ from dograph.report.charts import (
     as_json,
 )
 from dograph.report.collect import Comparison, PageData
-from dograph.report.one_run import ENVIRONMENT, HEALTH, LOSS, RESIDUAL, WARM_UP, RunData
-from dograph.report.series import FEW, SMOOTHED_SHARE, Series, distinct, read_json, rounded
+from dograph.report.one_run import HEALTH, LOSS, RESIDUAL, WARM_UP, RunData
+from dograph.report.series import FEW, SMOOTHED_SHARE, Series, distinct, rounded
 from dograph.stats import METRICS, t_quantile
 
 MOST_WARNINGS = 12
@@ -280,8 +280,8 @@ def cost(data: PageData) -> list[PageItem]:
     for run in data.runs:
         config = run.config.model_dump(mode="json")
         train = {k: v for k, v in config["train"].items() if k != "steps"}
-        gpus = read_json(run.path / ENVIRONMENT).get("gpus")
-        parts = [config["model"], config["data"]["seq_len"], train, gpus]
+        devices = [run.facts[name] for name in ("device", "processes")]
+        parts = [config["model"], config["data"]["seq_len"], train, devices]
         settings[run.name] = json.dumps(parts, sort_keys=True)
         if run.cost.step_ms and run.cost.is_plain:
             plain.setdefault(settings[run.name], []).append(run.cost.step_ms)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -29,11 +28,6 @@ IDENTICAL = "(identical)"  # after the names of a line that is drawn once; as in
 FEW = 40  # lines of at most this many points have a marker at every point
 # Columns that the page does not show: other units of a loss, and counts and norms.
 _UNUSED = ("/ppl", "/samples", "/gradient_norm", "/mean_norm")
-
-
-def read_json(path: Path, skipped: Skipped | None = None) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is no file, or if it is damaged."""
-    return records.read_record(path, dict, skipped) or {}
 
 
 class Columns:
@@ -103,9 +97,6 @@ class Columns:
         """Columns with at least one value, in the order of the file."""
         return [name for name, column in self._columns.items() if column and column[0]]
 
-    def __contains__(self, name: str) -> bool:
-        return self.last(name) is not None
-
     def get(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """step_N and value_N of a column, as copies; empty if there is no such column."""
         steps, values = self._columns.get(name) or ((), ())
@@ -130,8 +121,7 @@ class OpenRun:
     """A run directory that is read, again and again while the run is training."""
 
     path: Path
-    label: str | None = None  # the method's name in a comparison
-    origin: str | None = None  # the comparison's folder
+    method: tuple[str, str] | None = None  # the comparison's folder and the label in it
     files: RunDirectory = field(init=False)
     config: RunConfig = field(init=False)
     columns: Columns = field(init=False)
@@ -154,7 +144,7 @@ class OpenRun:
     @property
     def parent(self) -> str:
         """Of a fork: the run that it started from, and at which step; else empty."""
-        fork = read_json(self.path / FORK)
+        fork = records.read_record(self.path / FORK, dict)
         return f"{fork.get('parent')} at step {fork.get('step')}" if fork else ""
 
     def as_trained(self) -> RunConfig:

@@ -16,9 +16,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from dograph.compare.findings import REPORT
 from dograph.errors import ConfigError
-from dograph.report.collect import EVALUATION, PageData, collect, open_subjects
+from dograph.report.collect import PageData, collect, open_subjects
 from dograph.report.render import asset, policy, render, script
 from dograph.report.sections import page_json
+from dograph.train.run_dir import EVAL
 
 HOST = "127.0.0.1"
 LEAST_WAIT, SHARE = 3.0, 20.0  # seconds between reads, and at least 20 times what one takes
@@ -55,7 +56,7 @@ class Live:
         paths = [folder / REPORT for folder in self._subjects.comparisons]
         for run in (run.files for run in self._subjects.runs):
             paths += [run.metrics_file, run.graph_file, run.validation_file, run.probes]
-            paths.append(run.path / EVALUATION)
+            paths.append(run.path / EVAL)
         status = {path: path.stat() for path in paths if path.exists()}
         return [(path, now.st_mtime_ns, now.st_size) for path, now in status.items()]
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from dograph.compare.tables import TextTable
 from dograph.errors import DographError
-from dograph.eval.gradients import probe_pca, read_probe
+from dograph.eval.gradients import principal, probed_steps, read_probe
 from dograph.eval.inspect import perceived
 from dograph.eval.merging import Merging, merging
 from dograph.files import write_json
@@ -137,14 +137,15 @@ def _changes(label: str, many: Merging, says: str, names: Iterable[str]) -> list
 
 def _coordinates(run: Path) -> dict[str, Any]:
     """Each probe on axes of its own, as in the paper: on the last one's, early ones are a dot."""
-    pca = probe_pca(run, basis="own")
+    probes = [read_probe(run, step) for step in probed_steps(run)]
+    at = {str(probe.step): principal(probe.sketch_NK) for probe in probes}
     return {
         "run": str(run),
-        "sources": pca.sources,
-        "source": pca.source_N.tolist(),
-        "explained": {str(step): p.explained_C.tolist() for step, p in pca.at.items()},
+        "sources": probes[-1].sources,
+        "source": probes[-1].source_N.tolist(),
+        "explained": {step: p.explained_C.tolist() for step, p in at.items()},
         "coordinates": {
-            str(step): [[round(float(x), 6) for x in row] for row in p.coordinate_NC]
-            for step, p in pca.at.items()
+            step: [[round(float(x), 6) for x in row] for row in p.coordinate_NC]
+            for step, p in at.items()
         },
     }

@@ -137,11 +137,10 @@ def test_without_a_corpus_or_samples_nothing_is_claimed(run, tmp_path):
     (tmp_path / "kept").rename(run / "samples.jsonl")
 
 
-def test_domains_of_a_batch_are_replaced_by_clusters_of_the_last_probe(run, tmp_path):
+@pytest.mark.parametrize("scope", ["batch", "stream"])
+def test_without_lasting_domains_or_samples_the_last_probe_is_described(run, tmp_path, scope):
     corpus = RunDirectory(run).config().data.corpus
-    batch = write_run(
-        tmp_path / "batch", mixer="dograph", options={"scope": "batch"}, corpus=corpus
-    )
+    batch = write_run(tmp_path / "batch", mixer="dograph", options={"scope": scope}, corpus=corpus)
     write_probes(batch, corpus)
     directory = RunDirectory(batch)
     assert describe_domains(directory, corpus_of(directory), 0) == {}  # no clusters at that probe

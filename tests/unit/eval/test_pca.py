@@ -7,8 +7,8 @@ from sklearn.decomposition import PCA
 from sklearn.preprocessing import normalize
 
 from dograph.errors import ConfigError, RunError
-from dograph.eval.gradients import principal, probe_pca, read_probe
-from probed_runs import SOURCES, write_run
+from dograph.eval.gradients import principal, read_probe
+from probed_runs import write_run
 
 
 def signed(coordinate_NC):
@@ -58,25 +58,12 @@ def test_directions_that_rows_do_not_have_are_empty():
     assert same.coordinate_NC.tolist() == [[0, 0]] * 5
 
 
-def test_probes_on_axes_of_their_own(tmp_path):
-    run = write_run(tmp_path / "run", {0: 4.0, 10: 2.0, 20: 0.5})
-    found = probe_pca(run, basis="own")
-    assert list(found.at) == [0, 10, 20]
-    assert found.sources == SOURCES
-    assert found.source_N.tolist() == read_probe(run, 0).source_N.tolist()
-    for step, got in found.at.items():
-        alone = principal(read_probe(run, step).sketch_NK)
-        assert torch.equal(got.coordinate_NC, alone.coordinate_NC)
-
-
 def test_probes_on_the_axes_of_the_last(tmp_path):
     run = write_run(tmp_path / "run", {0: 4.0, 10: 2.0, 20: 0.5})
     sketch_of = {step: read_probe(run, step).sketch_NK for step in (0, 10, 20)}
     direction = {step: normalize(x.double().numpy()) for step, x in sketch_of.items()}
-    found = probe_pca(run).at
-    assert list(found) == [0, 10, 20]
-    more = {step: principal(x, 3, like_NK=sketch_of[20]) for step, x in sketch_of.items()}
-    for num, at in ((2, found), (3, more)):
+    for num in (2, 3):
+        at = {step: principal(x, num, like_NK=sketch_of[20]) for step, x in sketch_of.items()}
         oracle = PCA(num, svd_solver="full").fit(direction[20])
         sign_C = signed(oracle.transform(direction[20]))
         for step, got in at.items():
@@ -88,8 +75,6 @@ def test_probes_on_the_axes_of_the_last(tmp_path):
 
 def test_bad_requests_are_refused(tmp_path):
     run = write_run(tmp_path / "run", {0: 4.0, 10: 2.0})
-    with pytest.raises(ConfigError, match=r'basis="lost" is not known; did you mean "last"\?'):
-        probe_pca(run, basis="lost")
     with pytest.raises(RunError, match="no probe of step 7"):
         read_probe(run, 7)
     with pytest.raises(ConfigError, match=r"num=28: .*\(27, 30\).* 1 to 27"):

@@ -65,7 +65,7 @@ def test_a_run_beside_its_comparison_is_the_comparisons(tmp_path):
     (tmp_path / "compared" / "ask.json").write_text("{}")
     for paths in ([tmp_path / "compared", run], [run, tmp_path / "compared"]):
         (opened,) = open_subjects(paths).runs
-        assert opened.label == "natural"
+        assert opened.method[1] == "natural"
 
 
 def test_tasks_that_were_not_asked_in_full_are_named():

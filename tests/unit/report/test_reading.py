@@ -5,10 +5,9 @@ import json
 from dograph.config import resolve_config
 from dograph.eval.evaluate import Subject
 from dograph.records import read_metrics
-from dograph.report.collect import EVALUATION, collect, open_subjects
+from dograph.report.collect import collect, open_subjects
 from dograph.report.one_run import ENVIRONMENT
-from dograph.report.series import read_json
-from dograph.train.run_dir import RunDirectory
+from dograph.train.run_dir import EVAL, RunDirectory
 from page_runs import write_run
 
 
@@ -16,9 +15,9 @@ def test_names_are_those_of_the_writers(tmp_path):
     run = RunDirectory(tmp_path / "run")
     run.create(resolve_config("demo", []), {"gpus": ["one"]})
     run.unlock()
-    assert read_json(run.path / ENVIRONMENT) == {"gpus": ["one"]}
+    assert json.loads((run.path / ENVIRONMENT).read_text()) == {"gpus": ["one"]}
     last = Subject(str(run.path / "model"), run, 10)
-    assert last.result_file == run.path / EVALUATION
+    assert last.result_file == run.path / EVAL
 
 
 def test_a_line_that_is_being_written_waits_for_the_next_look(tmp_path):
@@ -36,4 +35,3 @@ def test_rows_end_where_a_line_does(tmp_path):
     assert list(read_metrics(file)) == []
     file.write_text(json.dumps({"step": 1}) + "\n" + json.dumps({"step": 2}))
     assert list(read_metrics(file)) == [{"step": 1}]
-    assert read_json(tmp_path / "none.json") == {}

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from dograph.eval.gradients import probe_pca
+from dograph.eval.gradients import principal, read_probe
 from dograph.eval.merging import merging
 from dograph.reproduce.seen import clusters, composition, gradient_pca
 from dograph.reproduce.session import setup_differences
@@ -44,7 +44,7 @@ def test_changes_are_last_less_first_run_by_run(by_hand, runs, tmp_path):
         assert ends == pytest.approx(tuple(expected))
         assert (verdict.ours.num, verdict.verdict) == (5, "confirmed")
     points = json.loads((tmp_path / "pca.json").read_text())["equal"]
-    expected = probe_pca(runs[0], basis="own").at[0].coordinate_NC
+    expected = principal(read_probe(runs[0], 0).sketch_NK).coordinate_NC
     np.testing.assert_allclose(points["coordinates"]["0"], expected, rtol=0, atol=1e-6)
 
 

@@ -15,7 +15,6 @@ const STYLES = {
   warnings: (items) =>
     el("div", { class: "warnings", role: "note" }, el("h3", {}, "Warnings"), list(items)),
   facts: (values) => el("dl", { class: "facts" }, Object.entries(values).map(fact)),
-  legend,
   samples: (items) => el("div", {}, items.map(exampleText)),
   group: (items) => el("div", {}, items.map(item)),
   grid: (items) => el("div", { class: "grid" }, items.map(item)),

@@ -4,6 +4,7 @@ const ABSENT = {
   runs: "No run on this page has domains: they need mixer.name=dograph. For the domains of any model: dograph inspect.",
   probes: "No picture of gradients: this run has no probes (probe.rows=0, or none was due yet).",
   graphs: "No domain graph yet: one is written at every validation once there are domains.",
+  samples: "No samples recorded.",
   text: "(text not available)",
 };
 const GRAPH_NOTE =
@@ -28,7 +29,7 @@ function domains(runs) {
     runs.length > 1 ? menu : [],
     own.notes.map(soft),
     own.probes.length ? probePart(own, probeAt) : soft(ABSENT.probes),
-    own.graphs.length ? graphPart(own, probeAt, graphAt) : soft(ABSENT.graphs),
+    own.graphs.length ? graphPart(own, graphAt) : soft(ABSENT.graphs),
     el("div", { class: "grid" }, own.lines.map(lineChart)),
     el("div", {}, own.described.map(item)),
   ];
@@ -58,7 +59,6 @@ function probePart(own, probeAt) {
   const set = (name) => (value) => {
     state[name] = value;
     charts.forEach((chart) => chart.move());
-    state.showDomain();
   };
   const controls = [
     stepSlider("Probe after", "probe-step", own.probes, probeAt(), set("probe")),
@@ -114,19 +114,19 @@ function placePoints({ points, width, size, caption }, probe, source_N) {
   caption.textContent = `step ${probe.step}: ${first} % and ${second} % of the variance`;
 }
 
-function graphPart(own, probeAt, graphAt) {
+function graphPart(own, graphAt) {
   const holder = el("div", {});
+  const showDomain = () => {
+    const domain = state.domain ?? graphAt().nodes[0]?.domain;
+    holder.replaceChildren(isKnown(domain) ? domainPanel(own, graphAt(), domain) : "");
+  };
   const set = (name) => (value) => {
     state[name] = value;
     drawNow(plot);
-    state.showDomain();
+    showDomain();
   };
   const { node, plot } = graphChart(own, graphAt, set("domain"));
-  state.showDomain = () => {
-    const domain = state.domain ?? graphAt().nodes[0]?.domain;
-    holder.replaceChildren(isKnown(domain) ? domainPanel(own, graphAt(), probeAt(), domain) : "");
-  };
-  state.showDomain();
+  showDomain();
   const slider = stepSlider("Graph after", "graph-step", own.graphs, graphAt(), set("graph"));
   return part("Domains and their similarity", slider, [el("div", { class: "stay" }, node), holder]);
 }
@@ -157,8 +157,9 @@ function graphChart(own, graphAt, choose) {
   );
 }
 
-// As node_radius in domains.py.
+// As node_radius in domains.py; of the larger of a node's two circles: share and weight.
 const radius = (share) => 0.06 + 0.34 * Math.sqrt(Math.max(share, 0));
+const largest = (node) => radius(Math.max(node.share, node.weight || 0));
 
 // The sources of a domain with their number of samples and share, largest first.
 function sourcesOf(node) {
@@ -174,9 +175,8 @@ const sourceText = (node) =>
 
 function drawGraph(width, graph, names, choose) {
   const focused = document.activeElement?.closest("#graph");
-  const reach = graph.nodes.map((node) => radius(Math.max(node.share, node.weight || 0)) + 0.04);
   const edge = (side, axis) =>
-    Math.max(...graph.nodes.map((node, k) => side * node[axis] + reach[k]), 0.1);
+    Math.max(...graph.nodes.map((node) => side * node[axis] + largest(node) + 0.04), 0.1);
   const [left, right, up, down] = [edge(-1, "x"), edge(1, "x"), edge(1, "y"), edge(-1, "y")];
   const zoom = Math.min(width / (left + right), Math.min(width, 460) / (up + down), 260);
   const height = Math.max((up + down) * zoom, 160);
@@ -195,7 +195,7 @@ function drawGraph(width, graph, names, choose) {
   }
   const draw = (node) => drawNode(node, names[node.domain], x(node), y(node), zoom, choose);
   const label = (node) => {
-    const below = y(node) + radius(Math.max(node.share, node.weight || 0)) * zoom + 11;
+    const below = y(node) + largest(node) * zoom + 11;
     return svg("text", { class: "words", x: x(node), y: below }, names[node.domain]?.split(",")[0]);
   };
   picture.append(...graph.nodes.map(draw), ...graph.nodes.map(label)); // no disc covers a label
@@ -206,7 +206,6 @@ function drawGraph(width, graph, names, choose) {
 
 function drawNode(node, words, x, y, zoom, choose) {
   const weight = node.weight === null ? node.share : node.weight;
-  const larger = Math.max(radius(node.share), radius(weight)) * zoom;
   const keydown = (event) => {
     if (event.key !== "Enter" && event.key !== " ") return;
     event.preventDefault();
@@ -228,7 +227,7 @@ function drawNode(node, words, x, y, zoom, choose) {
   return svg(
     "g",
     attributes,
-    circle("halo", larger + 5),
+    circle("halo", largest(node) * zoom + 5),
     circle("share", radius(node.share) * zoom),
     circle("weight", radius(weight) * zoom),
     svg("text", {}, node.domain),
@@ -236,10 +235,8 @@ function drawNode(node, words, x, y, zoom, choose) {
 }
 
 // Everything about one domain, next to the graph.
-function domainPanel(own, graph, probe, domain) {
+function domainPanel(own, graph, domain) {
   const node = graph.nodes.find((one) => one.domain === domain);
-  const from = own.has_identity ? probe : graph; // where example texts are from
-  const examples = from?.examples?.[domain] || [];
   const rank = `Its number is a rank by weight in the batch of step ${graph.step}, 0 the largest weight; domain ${domain} of another step is another domain.`;
   return el(
     "div",
@@ -248,9 +245,18 @@ function domainPanel(own, graph, probe, domain) {
     own.has_identity ? null : soft(rank),
     own.names[domain] ? el("p", {}, "Telling words: ", named(own.names[domain])) : null,
     node ? nodeFacts(node, graph.step) : null,
-    el("h4", {}, own.examples_title, from ? ` ${from.step}` : ""),
-    examples.length ? examples.map(exampleText) : soft(own.no_examples),
+    own.has_identity ? null : batchSamples(own.graphs, graph, domain),
   );
+}
+
+// Samples of a domain of one batch; some of the graphs have them.
+function batchSamples(graphs, graph, domain) {
+  const steps = graphs.filter((one) => one.examples).map((one) => one.step);
+  const none = steps.length ? `Samples are shown for steps ${steps.join(", ")}.` : ABSENT.samples;
+  return [
+    el("h4", {}, `Samples in this domain, step ${graph.step}`),
+    graph.examples?.[domain]?.map(exampleText) || soft(none),
+  ];
 }
 
 function nodeFacts(node, step) {

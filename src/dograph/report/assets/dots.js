@@ -1,6 +1,6 @@
 // Values with intervals, one row each; and stacked bars.
 
-const ROW = 40; // pixels of a value
+const [ROW, BAR] = [40, 46]; // pixels of a value, and of a bar with its name above
 
 function dotChart(chart) {
   const height = chart.rows.length * ROW + 44;
@@ -59,39 +59,34 @@ function shorten(text, width) {
 }
 
 function barChart(chart) {
-  const rowHeight = chart.whole ? 26 : 46;
-  const height = chart.bars.length * rowHeight + (chart.whole ? 6 : 40);
-  const write = (value) => (chart.unit ? `${number(value, 2)} ${chart.unit}` : number(value));
+  const height = chart.bars.length * BAR + 40;
+  const write = (value) => `${number(value, 2)} ${chart.unit}`;
   const line = ([name, parts]) => {
     const size = new Map(parts);
     return [name, ...chart.labels.map((_, k) => (size.has(k) ? write(size.get(k)) : ""))];
   };
-  const draw = (width) => drawBars({ width, height }, rowHeight, chart, write);
+  const draw = (width) => drawBars({ width, height }, chart, write);
   const table = numbers(chart.title, ["", ...chart.labels], () => chart.bars.map(line));
-  return figure(chart, height, draw, chart.whole ? null : legend(chart.labels), table).node;
+  return figure(chart, height, draw, legend(chart.labels), table).node;
 }
 
-// Short names are left of their bar, long ones above it.
-function drawBars(box, rowHeight, chart, write) {
+function drawBars(box, chart, write) {
   const totals = chart.bars.map(([, parts]) => parts.reduce((sum, [, value]) => sum + value, 0));
-  const most = chart.whole ? 1 : Math.max(...totals, 1e-12);
+  const most = Math.max(...totals, 1e-12);
   const picture = canvas(box, `${chart.title}: ${chart.bars.length} bars; a table follows`);
-  const x = scale(0, most, chart.whole ? 88 : 2, box.width - 4);
-  const [nameAt, barAt] = chart.whole ? [16, 2] : [14, 20];
+  const x = scale(0, most, 2, box.width - 4);
   chart.bars.forEach(([name, parts], k) => {
-    const top = k * rowHeight;
-    const label = chart.whole ? name : shorten(`${name}   ${write(totals[k])}`, box.width);
-    picture.append(svg("text", { x: 2, y: top + nameAt }, label));
+    const top = k * BAR;
+    const label = shorten(`${name}   ${write(totals[k])}`, box.width);
+    picture.append(svg("text", { x: 2, y: top + 14 }, label));
     let from = 0;
     for (const [index, value] of parts) {
-      const share = chart.whole ? value / (totals[k] || 1) : value;
-      const size = { x: x(from), y: top + barAt, width: Math.max(x(from + share) - x(from), 0) };
+      const size = { x: x(from), y: top + 20, width: Math.max(x(from + value) - x(from), 0) };
       const title = svg("title", {}, `${chart.labels[index]}: ${write(value)}`);
       picture.append(svg("rect", { class: `fill ${colour(index)}`, ...size, height: 18 }, title));
-      from += share;
+      from += value;
     }
   });
-  if (!chart.whole)
-    picture.append(bottomAxis(widthTicks(0, most, box.width), x, box, chart.unit));
+  picture.append(bottomAxis(widthTicks(0, most, box.width), x, box, chart.unit));
   return picture;
 }
