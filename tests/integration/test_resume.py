@@ -148,7 +148,7 @@ def test_more_steps_survive_a_kill_and_a_fork_is_its_parent(whole, tmp_path):
     _, err = run("train", "--resume", str(killed))
     assert "steps are repeated" in err
     assert rows(killed)[: len(rows(whole))] == rows(whole)
-    assert [row["step"] for row in rows(killed) if "optim/lr" in row] == [*range(1, 61)]
+    assert [row["step"] for row in rows(killed) if "train/loss_nats" in row] == [*range(1, 61)]
     _, err = run("train", "--fork", str(killed), "--at", "55", f"run={fork}")
     assert "goes on with its state of step 55" in err
     assert [row for row in rows(fork) if row["step"] > 55] == [

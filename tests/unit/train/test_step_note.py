@@ -10,6 +10,6 @@ def test_loss_and_speed():
 
 
 def test_domains_that_have_samples_and_how_evenly_they_weigh():
-    domains = {"domains/0/samples": 5.0, "domains/1/samples": 0.0, "domains/10/samples": 1.0}
-    row = ROW | domains | {"domains/0/weight": 0.9, "weights/entropy_nats": 0.456}
+    domains = {"domains/samples": [5.0, 0.0, 1.0], "domains/weight": [0.9, 0.0, 0.1]}
+    row = ROW | domains | {"weights/entropy_nats": 0.456}
     assert step_note(row) == "loss 3.142  12,346 tokens/s  2 domains, entropy 0.46"
