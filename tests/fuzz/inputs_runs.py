@@ -90,13 +90,23 @@ def checkpoints(rng: random.Random) -> Case:
     return f"checkpoints/step-{step:08d}/{rng.choice(names)}", rng.getrandbits(32), "resume"
 
 
+def meaning(path: Path) -> object:
+    """The content of a file; of a checkpoint's state what is read of it, whatever its layout."""
+    content = path.read_bytes() if path.is_file() else None
+    if path.name != "state.json" or content is None or not is_object(content):
+        return content
+    return [json.loads(content).get(name) for name in ("corpus", "mixer", "sha256")]
+
+
 def resume_checkpoint(case: Case, folder: Path) -> None:
     """Training goes on from an intact checkpoint, or not at all; a fall-back is told of."""
     name, seed, _ = case
     bad = bases.copied(bases.stopped_run(), folder / "bad")
     if seed % 20 == 0:
         (bad / name).unlink()
-    changed = seed % 20 == 0 or bases.damage(bad / name, seed)
+    else:
+        bases.damage(bad / name, seed)
+    changed = meaning(bad / name) != meaning(bases.stopped_run() / name)
     is_newest = f"{bases.STOPPED:08d}" in name
     ending: Ending = command(*RESUME)
     if ending.code == 0:
@@ -105,7 +115,6 @@ def resume_checkpoint(case: Case, folder: Path) -> None:
             assert f"step-{bases.STOPPED:08d}" in ending.err, "it fell back in silence"
     else:
         assert is_newest, ending.err
-        assert changed, ending.err
         assert "damaged" in ending.err, ending.err
 
 

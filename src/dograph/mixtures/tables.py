@@ -21,6 +21,7 @@ from dograph.files import write_text
 
 Kind = Literal["mixtures", "losses"]
 ROUNDING = 1e-2  # how far the weights of a run in a file may be from a sum of 1
+LARGEST = 1e12  # no loss is; squares of larger numbers would overflow in fits
 MISSING = frozenset({"", "nan", "na", "n/a", "null", "none", "-"})
 DELIMITERS = (",", ";", "\t")
 # Names of metrics where higher is better; a plan minimizes its target.
@@ -221,10 +222,12 @@ class TableFile:
             value = math.nan if "_" in text else float(text)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value):
+        if not abs(value) < LARGEST:
             hint = "" if weight else "; leave the cell of a missing loss empty"
             hint = "; write a share: 0.5, not 50%" if text.endswith("%") else hint
-            raise self._error(f'"{text}" is not a finite number{hint}', line, column)
+            raise self._error(
+                f'"{text}" is not a finite number below {LARGEST:g}{hint}', line, column
+            )
         if weight and value < 0:
             raise self._error(f"the weight is {text}; weights are >= 0", line, column)
         return value

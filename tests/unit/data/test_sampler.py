@@ -207,6 +207,15 @@ def test_errors_name_what_is_wrong(corpus, tmp_path):
     (tmp_path / "weights.jsonl").write_text(sampler.log.dump())
     with pytest.raises(RunError, match=r"line 1 names the strata .*use the corpus"):
         WeightLog.load(tmp_path / "weights.jsonl", sampler.names[::-1])  # draws go by their order
+    for old, new in (
+        ('"alpha": 0.', '"alpha": 3.'),
+        ('"drawn": {"alpha": 0', '"drawn": {"alpha": 7'),
+    ):
+        dumped = sampler.log.dump()
+        assert old in dumped
+        (tmp_path / "weights.jsonl").write_text(dumped.replace(old, new, 1))
+        with pytest.raises(RunError, match=r"line 1: its weights and counts do not match"):
+            WeightLog.load(tmp_path / "weights.jsonl", sampler.names)
     sampler.remix(9, EQUAL, "test")
     with pytest.raises(RunError, match="change the past"):
         sampler.remix(3, EQUAL, "test")

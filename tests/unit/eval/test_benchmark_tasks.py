@@ -152,6 +152,7 @@ def test_only_sciq_may_stand_in_with_another_split(tmp_path):
         (DOCUMENTS["piqa"] | {"label": 2}, "number 2 of 2"),
         (DOCUMENTS["piqa"] | {"label": -1}, "number -1 of 2"),
         (["not", "a", "mapping"], "missing"),
+        (DOCUMENTS["piqa"] | {"goal": "\ud800"}, "surrogates not allowed"),
     ],
 )
 def test_a_wrong_document_is_named_by_its_line(tmp_path, document, said):
