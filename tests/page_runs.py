@@ -190,8 +190,9 @@ def dograph_run(folder, corpus, **options):
 def write_eval(run, value):
     """Nine tasks and their average, as dograph eval writes them."""
     score = {"value": value, "se": 0.01}
-    task = {"acc": score, "acc_norm": None, "primary": "acc", "chance": 0.5}
+    task = {"acc": score, "acc_norm": None, "primary": "acc", "chance": 0.5, "items": 9}
     record = {"tasks": {f"task-{k}": task for k in range(9)}, "notes": ["few <b>items</b>"]}
+    record |= {"format": "dograph-eval", "provenance": {"weights": {}}}
     record["average"] = score | {"chance": 0.5}
     (run / "eval.json").write_text(json.dumps(record))
 

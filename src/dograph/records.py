@@ -35,8 +35,9 @@ class Skipped:
     unfinished: dict[Path, int] = field(default_factory=dict)  # number of an incomplete last line
     notes: list[str] = field(default_factory=list)  # further warnings: gaps, runs left out
 
-    def add(self, path: Path, why: str, line: int | None = None) -> None:
+    def add(self, path: Path, error: Exception, line: int | None = None) -> None:
         """Count a line, or the whole file."""
+        why = _reason(error)
         self.counts[path] = self.counts.get(path, 0) + 1
         named = self.named.setdefault(path, [])
         if len(named) < NAMED:
@@ -71,7 +72,7 @@ def read_lines(
         try:
             record = parse(parse_object(line))
         except DAMAGE as error:
-            skipped.add(path, reason(error), number)
+            skipped.add(path, error, number)
         else:
             yield record
 
@@ -89,7 +90,7 @@ def read_last(
         try:
             return parse(parse_object(line))
         except DAMAGE as error:
-            skipped.add(path, reason(error), number)
+            skipped.add(path, error, number)
     return None
 
 
@@ -107,7 +108,7 @@ def _wanted_lines(
     except FileNotFoundError:
         return
     except OSError as error:
-        skipped.add(path, reason(error))
+        skipped.add(path, error)
 
 
 def read_record(
@@ -120,7 +121,7 @@ def read_record(
         return None
     except (OSError, *DAMAGE) as error:
         if skipped is not None:
-            skipped.add(path, reason(error))
+            skipped.add(path, error)
         return None
 
 
@@ -197,8 +198,7 @@ def parse_object(text: bytes) -> dict[str, Any]:
     return values
 
 
-def reason(error: Exception) -> str:
-    """What is wrong with a record, in a few words."""
+def _reason(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"not JSON from character {error.pos} on"
     if isinstance(error, UnicodeError):

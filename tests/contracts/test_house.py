@@ -13,9 +13,11 @@ from dograph.cli.main import app
 
 SOURCE = Path(__file__).parents[2] / "src" / "dograph"
 MODULES = sorted(SOURCE.rglob("*.py"))
-ASSETS = sorted(path for path in (SOURCE / "report" / "assets").iterdir() if path.is_file())
+ASSETS = sorted(  # scripts and styles of the page, tables and templates
+    path for path in SOURCE.rglob("*") if path.suffix in (".js", ".css", ".html", ".yaml", ".txt")
+)
 
-MAX_LINES = 33_000  # of Python and page assets together; only ever lowered
+MAX_LINES = 33_000  # of Python and assets together; only ever lowered
 MAX_MODULES = 160
 MAX_VERBS, MAX_FLAGS = 13, 90
 MIN_EXPLAINED = 0.132  # lines of docstrings and comments among all lines of Python

@@ -65,14 +65,6 @@ def test_two_kills_lose_nothing(corpus, whole, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
-def test_twenty_kills_lose_nothing(corpus, whole, tmp_path, seed):
-    kill_and_resume(corpus, tmp_path / "run", random.Random(seed), kills=5)
-    assert_same(tmp_path / "run", whole)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_asked_to_stop_it_saves_and_says_how_to_go_on(corpus, whole, tmp_path, sent, code):
     directory = tmp_path / "run"

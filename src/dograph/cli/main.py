@@ -18,7 +18,8 @@ VERBS = (
     *("eval", "show", "inspect", "report", "bench", "doctor"),
 )
 # Errors of disks and places. Other OSErrors, such as a missing file, keep their traceback.
-DISK = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM)
+FULL = (errno.ENOSPC, errno.EDQUOT)  # met when a file is closed, too, and then without its name
+DISK = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM)
 PLACE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
@@ -107,10 +108,12 @@ def main() -> None:
     except DographError as error:
         message = str(error)
     except OSError as error:
-        if error.errno not in (*DISK, *PLACE) or error.filename is None:
+        is_named = error.errno in (*DISK, *PLACE) and error.filename is not None
+        if not is_named and error.errno not in FULL:
             raise
         remedy = "free disk space" if error.errno in DISK else "move it away"
-        message = f"{error.filename}: {error.strerror}; {remedy}, or name another place"
+        where = f"{error.filename}: " if is_named else ""
+        message = f"{where}{error.strerror}; {remedy}, or name another place"
     rank = int(os.environ.get("RANK", "0"))
     print(f"rank {rank}: error: {message}" if rank else f"error: {message}", file=sys.stderr)
     sys.exit(2)

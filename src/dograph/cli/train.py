@@ -50,7 +50,6 @@ def train(
 
     All settings and presets: docs/configuration.md. Settings of a run: --print-config.
     """  # noqa: D301
-    from dograph.config import resolve_config
     from dograph.mixers.registry import require_mixer
     from dograph.train.run_dir import RunDirectory
 
@@ -63,13 +62,7 @@ def train(
         raise ConfigError("--mixture changes a run; leave out --print-config and --dry-run")
     if (strict and resume is None) or (at is not None and fork is None) or (fork and resume):
         raise ConfigError("--strict is for --resume and --at for --fork; give one of these two")
-    parent = None
-    if resume is not None:
-        config = _resumed(resume, settings or [])
-    elif fork is not None:
-        config, parent = _forked(fork, at, settings or [])
-    else:
-        config = resolve_config(*console.split_settings(settings or []))
+    config, parent = _configured(resume, fork, at, settings or [])
     require_mixer(config.mixer.name)  # before torch is imported and a corpus prepared
     # torch, the corpus and the model take seconds to load
     is_main, is_new = os.environ.get("RANK", "0") == "0", resume is None and fork is None
@@ -86,6 +79,19 @@ def train(
             _print_forecast(config)
         elif number := _run(config, parent, resume=resume, mixture=mixture, strict=strict):
             sys.exit(128 + number)
+
+
+def _configured(
+    resume: Path | None, fork: Path | None, at: int | None, settings: list[str]
+) -> tuple["RunConfig", "Parent | None"]:
+    """The configuration of the run, and of a fork the checkpoint that it starts from."""
+    from dograph.config import resolve_config
+
+    if resume is not None:
+        return _resumed(resume, settings), None
+    if fork is not None:
+        return _forked(fork, at, settings)
+    return resolve_config(*console.split_settings(settings)), None
 
 
 def _check(config: "RunConfig") -> None:

@@ -4,6 +4,7 @@ The model is a run, one of its checkpoints, a folder saved by save_pretrained, o
 name. A run also has a corpus, so the result includes the validation losses of its sources.
 """
 
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -20,7 +21,6 @@ from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.eval.recorded import loss_cells, number_table
 from dograph.eval.scores import (
-    ItemMean,
     PromptEncoder,
     Report,
     Scorer,
@@ -200,17 +200,15 @@ def checked_result(values: dict[str, Any]) -> dict[str, Any]:
     """The content of eval.json as it was read, after checks that tables can be made of it."""
     if values["format"] != "dograph-eval":
         raise ValueError("not a result of dograph eval")
-    for task in values["tasks"].values():
-        float(task["chance"]), int(task["items"]), _checked_mean(task[task["primary"]])
-    float(values["average"]["chance"]), _checked_mean(values["average"])
-    if not all(isinstance(note, str) for note in values["notes"]):
+    average = {"average": values["average"] | {"primary": None, "items": 0}}
+    for name, task in (values["tasks"] | average).items():
+        mean = task[task["primary"]] if task["primary"] else task
+        if not math.isfinite(task["chance"] + task["items"] + mean["value"] + (mean["se"] or 0.0)):
+            raise ValueError(f"a score of {name} is not a number")
+    if not all(isinstance(note, str) for note in values["notes"] + limited_tasks([values])):
         raise ValueError("its notes are not texts")
     dict(values["provenance"]["weights"])
     return values
-
-
-def _checked_mean(mean: dict[str, Any]) -> ItemMean:
-    return ItemMean(float(mean["value"]), None if mean["se"] is None else float(mean["se"]))
 
 
 def source_losses(scorer: Scorer, corpus: Corpus, config: RunConfig) -> Row:

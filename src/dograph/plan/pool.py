@@ -26,7 +26,6 @@ from dograph.train.trainer import Interrupts
 
 RETRIES = 3  # of a job whose process dies
 POLL_SECONDS, RAY_POLL_SECONDS = 0.3, 0.5
-OUT_OF_MEMORY = "OutOfMemoryError"  # of Ray, which ends a task before the machine is out of memory
 RAY_REMEDY = "look at `ray status`, then run the same command: it goes on from the checkpoints"
 STORE_BYTES = 100_000_000  # Ray's object store: results are small, models stay on disk
 
@@ -257,8 +256,8 @@ class RayPool(Pool):
                     except self._ray.exceptions.RayTaskError as error:
                         raise JobError(jobs[index], f" failed: {error}") from error
                     except self._ray.exceptions.RayError as error:
-                        name, known = type(error).__name__, ("WorkerCrashedError", OUT_OF_MEMORY)
-                        if name in known:
+                        name = type(error).__name__
+                        if name in ("WorkerCrashedError", "OutOfMemoryError"):
                             raise job_lost(jobs[index], name) from error
                         why = f"Ray lost it, {name} ({str(error).splitlines()[0]})"
                         raise JobError(jobs[index], f" failed: {why}: {RAY_REMEDY}") from error

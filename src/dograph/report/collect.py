@@ -13,7 +13,7 @@ from dograph.compare.arms import ASK
 from dograph.compare.findings import REPORT, Findings, MethodFindings
 from dograph.config import RunConfig
 from dograph.errors import DographError, RunError
-from dograph.eval.evaluate import limited_tasks
+from dograph.eval.evaluate import checked_result, limited_tasks
 from dograph.progress import counted
 from dograph.records import DAMAGE, Skipped, read_record
 from dograph.report.charts import DotChart, DotRow
@@ -240,7 +240,8 @@ def tasks_of(
     """
     records: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
-        if record := read_record(run.path / EVALUATION, _evaluation, skipped):
+        if record := read_record(run.path / EVALUATION, checked_result, skipped):
+            record["tasks"][AVERAGE] = record.pop("average") | {"primary": None}
             records.setdefault(run.group, []).append(record)
     every = [record for own in records.values() for record in own]
     names = dict.fromkeys(task for record in every for task in record["tasks"] if task != AVERAGE)
@@ -259,18 +260,6 @@ def tasks_of(
         charts.append(DotChart(task, note, rows, digits=1, chance=chance))
     notes = list(dict.fromkeys(note for record in every for note in record["notes"]))
     return charts, notes + limited_tasks(every)
-
-
-def _evaluation(values: dict[str, Any]) -> dict[str, Any]:
-    """The content of eval.json, its average as one of the tasks; raises if it is damaged."""
-    values["tasks"][AVERAGE] = values.pop("average") | {"primary": None}
-    for task in values["tasks"].values():
-        score = _score([task])
-        if score is None or not math.isfinite(score.value + float(task["chance"])):
-            raise ValueError("a score is not a number")
-    if not all(isinstance(note, str) for note in values["notes"] + limited_tasks([values])):
-        raise ValueError("its notes are not texts")
-    return values
 
 
 def _score(tasks: Sequence[Mapping[str, Any]]) -> Estimate | None:

@@ -4,6 +4,7 @@ One function draws each kind of chart with matplotlib (extra `figures`). Sizes a
 paper's columns; colours are those of the page's light theme.
 """
 
+import io
 import math
 import re
 import textwrap
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dograph.errors import ConfigError, require
+from dograph.files import write_bytes
 from dograph.progress import counted
 from dograph.report import sections
 from dograph.report.charts import BarChart, DotChart, LineChart, PageTable, TableCell
@@ -77,7 +79,9 @@ def save(name: str, figure: Any, out: Path) -> str:
     """Write a figure in every format. Without a date, the same runs give the same file."""
     dateless = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
     for form in FORMATS:
-        figure.savefig(out / f"{name}.{form}", dpi=DPI, metadata=dateless[form])
+        content = io.BytesIO()  # matplotlib hides the error of a full disk behind one of its own
+        figure.savefig(content, format=form, dpi=DPI, metadata=dateless[form])
+        write_bytes(out / f"{name}.{form}", content.getvalue())
     return name
 
 

@@ -12,19 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from dograph import records
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.eval.describe import corpus_of
-from dograph.records import (
-    DAMAGE,
-    Skipped,
-    StepGaps,
-    checked_step,
-    parse_object,
-    read_record,
-    reason,
-    unpacked,
-)
+from dograph.records import DAMAGE, Skipped, StepGaps
 from dograph.train.edits import edits_of
 from dograph.train.run_dir import FORK, RunDirectory
 
@@ -41,7 +33,7 @@ _UNUSED = ("/ppl", "/samples", "/gradient_norm", "/mean_norm")
 
 def read_json(path: Path, skipped: Skipped | None = None) -> dict[str, Any]:
     """The JSON object in a file; empty if there is no file, or if it is damaged."""
-    return read_record(path, dict, skipped) or {}
+    return records.read_record(path, dict, skipped) or {}
 
 
 class Columns:
@@ -86,12 +78,12 @@ class Columns:
 
     def _add(self, line: bytes) -> None:
         try:
-            row = parse_object(line)
-            step = checked_step(row)
+            row = records.parse_object(line)
+            step = records.checked_step(row)
             if b"[" in line or b"*" in line:  # not a short row
-                row = unpacked(row)
+                row = records.unpacked(row)
         except DAMAGE as error:
-            self.skipped.add(self.path, reason(error), self._lines)
+            self.skipped.add(self.path, error, self._lines)
             return
         self.last_step = max(self.last_step, step)
         self.gaps.add(step)
