@@ -153,7 +153,8 @@ def main(names):
             except Failed as error:
                 reason = next((line for line in NOT_HERE if line in str(error)), None)
                 skip = network and reason is not None
-                results[name] = f"skipped: {reason}" if skip else f"FAILED\n{error}"
+                results[name] = f"skipped: {reason}" if skip else "FAILED"
+                print(error, flush=True)
             shutil.rmtree(folder, ignore_errors=True)
     for name, result in results.items():
         print(f"{name:8} {result}")

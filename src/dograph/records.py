@@ -230,33 +230,21 @@ def _reason(error: Exception) -> str:
 
 
 class StepGaps:
-    """Finds steps without rows: rows are at most `every` steps apart, in older runs one step.
+    """Finds steps without rows: every step has one."""
 
-    A gap of fewer than `every` steps is one if the rows before and after it are one step apart.
-    """
-
-    def __init__(self, every: int) -> None:
-        self.every, self.last = every, 0
+    def __init__(self) -> None:
+        self.last = 0
         self.found: list[tuple[int, int]] = []  # first and last step that is missing
-        self._apart, self._candidate = 0, False
 
     def add(self, step: int) -> None:
-        apart = step - self.last
-        if apart <= 0:  # another row of the same step
-            return
-        if self._candidate and apart > 1:
-            self.found.pop()
-        is_gap = apart > self.every
-        self._candidate = not is_gap and apart > 1 and self._apart == 1
-        if is_gap or self._candidate:
+        if step > self.last + 1:
             self.found.append((self.last + 1, step - 1))
-        self.last, self._apart = step, apart
+        self.last = max(self.last, step)
 
     def warnings(self, path: Path) -> list[str]:
         """One sentence, if there are gaps."""
-        found = self.found[:-1] if self._candidate else self.found
-        if not found:
+        if not self.found:
             return []
-        shown = [f"{a} to {b}" if b > a else str(a) for a, b in found[:NAMED]]
-        more = f" and {len(found) - NAMED} more gaps" if len(found) > NAMED else ""
+        shown = [f"{a} to {b}" if b > a else str(a) for a, b in self.found[:NAMED]]
+        more = f" and {len(self.found) - NAMED} more gaps" if len(self.found) > NAMED else ""
         return [f"{path} has no rows of steps {', '.join(shown)}{more}: they are lost"]

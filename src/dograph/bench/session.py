@@ -158,6 +158,7 @@ def steps_alone(arm: Arm, warmup_steps: int, watch: Stopwatch, held_before: int)
         "peak_bytes": peak - held_before if watch.on_gpu else None,
         "warmup_steps": warmup_steps,
         "warmup_seconds": warm_seconds,
+        "compile_seconds": max(warm_seconds - warmup_steps * ms / 1e3, 0.0),
     }
 
 

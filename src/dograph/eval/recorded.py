@@ -23,6 +23,7 @@ from dograph.records import (
     Row,
     Skipped,
     StepGaps,
+    checked_step,
     metrics_row,
     read_last,
     read_lines,
@@ -101,7 +102,7 @@ def _explanation(
 
 def _require_step(run: RunDirectory, step: int) -> None:
     """Refuse a step that the run has not made."""
-    last = max(read_steps(run.metrics_file), default=0)
+    last = read_last(run.metrics_file, checked_step) or 0
     if not 1 <= step <= last:
         raise RunError(f"{run.path} has steps 1 to {last}; step {step} is not one of them")
 
@@ -315,7 +316,7 @@ def with_gaps(
     run: RunDirectory, skipped: Skipped, wanted: Callable[[bytes], bool]
 ) -> Iterator[Row]:
     """Rows of metrics.jsonl; steps that it lacks are added to the warnings."""
-    gaps = StepGaps(run.config().log.every)
+    gaps = StepGaps()
 
     def look(line: bytes) -> bool:
         gaps.add(step_of(line) or 0)

@@ -37,13 +37,13 @@ class Columns:
     left out.
     """
 
-    def __init__(self, path: Path, every: int = 1) -> None:
-        self.path, self.every = path, every  # rows are at most so many steps apart
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._clear()
 
     def _clear(self) -> None:
         self._columns: dict[str, tuple[array[int], array[float]] | None] = {}  # None: not used
-        self.last_step, self.gaps = 0, StepGaps(self.every)
+        self.last_step, self.gaps = 0, StepGaps()
         self.skipped = Skipped()  # damaged lines
         self._offset = self._lines = 0
         self._inode: int | None = None
@@ -135,7 +135,7 @@ class OpenRun:
 
     def forget(self) -> None:
         """Drop the metrics, so that the next `read` starts over."""
-        self.columns = Columns(self.files.metrics_file, self.config.log.every)
+        self.columns = Columns(self.files.metrics_file)
 
     def read(self, report: Callable[[float], None]) -> None:
         self.columns.read(report)

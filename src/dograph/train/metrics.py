@@ -152,22 +152,14 @@ def step_note(row: Mapping[str, Any]) -> str:
 
 def sample_rows(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
     """Rows of samples.jsonl: each sample's weight, in units of 1 / B, and its domain."""
-    if not records:
-        return []
     read_together(record.report for record in records)
-    none_B = torch.full_like(records[0].weight_B, -1.0)
-    reported = [record.report.get("samples/domain") for record in records]
-    weight_NB = torch.stack([len(record.weight_B) * record.weight_B for record in records])
-    domains_N = [x.to(none_B) if isinstance(x, Tensor) else none_B for x in reported]
-    weights, domains = torch.stack([weight_NB, torch.stack(domains_N)]).tolist()  # one transfer
-    return [
-        {
-            "step": record.step + 1,
-            "weight": [round(weight, 6) for weight in weight_B],
-            "domain": None if domain_B[0] < 0 else [int(domain) for domain in domain_B],
-        }
-        for record, weight_B, domain_B in zip(records, weights, domains, strict=True)
-    ]
+    rows = []
+    for record in records:
+        domain_B, weight_B = record.report.get("samples/domain"), record.weight_B
+        relative = [round(weight, 6) for weight in (len(weight_B) * weight_B).tolist()]
+        labels = [int(x) for x in domain_B.tolist()] if isinstance(domain_B, Tensor) else None
+        rows.append({"step": record.step + 1, "weight": relative, "domain": labels})
+    return rows
 
 
 # Validation: the mean NLL in nats of each source over held-out tokens.

@@ -162,14 +162,14 @@ class RunDirectory:
         """The JSON file of a probe, written after its tensors: with it the probe is complete."""
         return self.probes / f"{CHECKPOINT.format(step)}.json"
 
-    def cut(self, step: int, every: int = 1) -> tuple[int, list[str]]:
+    def cut(self, step: int) -> tuple[int, list[str]]:
         """Drop the rows and probes of steps after `step`, which will be repeated.
 
         Returns the last step that was recorded, and a warning if rows before `step` are missing or
-        damaged; they are at most `every` steps apart.
+        damaged.
         """
         self.metrics_file.touch()
-        last, gaps = 0, StepGaps(every)
+        last, gaps = 0, StepGaps()
         for file in (self.metrics_file, self.samples_file, self.graph_file, self.validation_file):
             size = 0  # that is kept
             for end, made in _steps(file):

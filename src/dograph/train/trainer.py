@@ -208,7 +208,7 @@ class Trainer:
         if self.world.is_main:
             self.run.clean()
             aside = ", ".join(self.run.set_aside(self.done))
-            last, self.warnings = self.run.cut(self.done, self.config.log.every)
+            last, self.warnings = self.run.cut(self.done)
             again = f"goes on from step {self.done}; {last - self.done} steps are repeated"
             if damage:
                 self.warnings.insert(0, f"{'; '.join(damage)}. The run {again}. Kept as {aside}")
