@@ -80,7 +80,7 @@ def test_a_run_that_cannot_be_read_does_not_spoil_the_others(run, tmp_path):
     assert f"{run} is left out" in page
     assert "run good" in page
     with pytest.raises(RunError, match=r"is left out: .*config\.yaml"):
-        open_subjects([run])
+        collect(open_subjects([run]))
 
 
 @pytest.mark.parametrize("content", ['{"cells": 3}', '{"cells": [], "wall": NaN}', "{broken"])
