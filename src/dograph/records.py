@@ -211,6 +211,12 @@ def parse_object(text: bytes) -> dict[str, Any]:
     return values
 
 
+def finite(values: dict[str, Any]) -> dict[str, Any]:
+    """The same object; raises if a number of it is infinite or NaN, which pages cannot show."""
+    json.dumps(values, allow_nan=False)
+    return values
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"not JSON from character {error.pos} on"

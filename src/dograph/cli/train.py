@@ -65,13 +65,13 @@ def train(
     config, parent = _configured(resume, fork, at, settings or [])
     require_mixer(config.mixer.name)  # before torch is imported and a corpus prepared
     # torch, the corpus and the model take seconds to load
-    is_main, is_new = os.environ.get("RANK", "0") == "0", resume is None and fork is None
+    is_main = os.environ.get("RANK", "0") == "0"
     if is_main and not print_config:
         what = f"forecast of {config.run}" if dry_run else config.run
         steps = "resuming" if resume else f"{config.train.steps} steps"
         say(f"{what}: {steps} on {config.data.corpus}, mixer {config.mixer.name}; loading")
-    is_made = is_main and is_new and not (print_config or dry_run)
-    with RunDirectory(Path(config.run)).loading() if is_made else nullcontext():
+    is_new = is_main and not (resume or fork or print_config or dry_run)
+    with RunDirectory(Path(config.run)).loading() if is_new else nullcontext():
         _check(config)
         if print_config:
             print(config.dump(), end="")

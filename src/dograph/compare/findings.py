@@ -19,7 +19,7 @@ from dograph.data.corpus import Corpus
 from dograph.errors import RunError
 from dograph.eval.recorded import read_validation
 from dograph.plan.jobs import Result
-from dograph.records import Skipped, read_record
+from dograph.records import Skipped, finite, read_record
 from dograph.stats import LEAST_SEEDS, METRICS, Estimate, Interval
 from dograph.train.distributed import describe_environment
 from dograph.train.run_dir import RunDirectory
@@ -200,7 +200,7 @@ class Findings:
     def read(cls, folder: Path) -> "Findings":
         """The findings in a folder; a damaged file is an error."""
         skipped = Skipped()
-        findings = read_record(folder / REPORT, cls.of_json, skipped)
+        findings = read_record(folder / REPORT, lambda own: cls.of_json(finite(own)), skipped)
         if findings is None:
             why = "".join(f" ({text})" for text in skipped.warnings())
             raise RunError(

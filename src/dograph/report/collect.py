@@ -152,8 +152,6 @@ def open_subjects(paths: Sequence[Path], known: Sequence[OpenRun] = ()) -> Subje
                 "with dograph train run=DIR or dograph compare --out DIR"
             )
     subjects.runs = list(runs.values())
-    if subjects.left_out and not runs:
-        raise RunError(subjects.left_out[0])
     return subjects
 
 
@@ -208,10 +206,9 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
             left_out.append(str(error))
     if left_out and not runs:
         raise RunError(left_out[0])
-    skipped = Skipped()
-    tasks, task_notes = tasks_of(runs, skipped)
+    tasks, task_notes = tasks_of(runs, skipped := Skipped())
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    title = f"run {names[0]}" if len(names) == 1 else f"{len(names)} runs"
+    title = f"run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs"
     if len(comparisons) == 1:
         title = f"comparison {comparisons[0].title}"
     return PageData(

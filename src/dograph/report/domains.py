@@ -3,7 +3,6 @@
 Shapes: N probe rows, M domains.
 """
 
-import json
 import math
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -17,7 +16,7 @@ from dograph.errors import RunError
 from dograph.eval.describe import DomainProfile, describe_domains, excerpt, labelled_samples
 from dograph.eval.gradients import Probe, principal, probed_steps, read_probe
 from dograph.eval.recorded import domains_last, parse_graph
-from dograph.records import read_lines, step_of, unpacked
+from dograph.records import finite, read_lines, step_of, unpacked
 from dograph.report.charts import (
     Entry,
     LineChart,
@@ -166,8 +165,7 @@ def recorded_graphs(run: OpenRun) -> list[PlacedGraph]:
         return stride <= every or step % stride == 0 or step > last - every
 
     def placed(values: dict[str, Any]) -> PlacedGraph:
-        parse_graph(values)  # raises if it is damaged, as the next line does for NaN
-        json.dumps(values, allow_nan=False)
+        parse_graph(finite(values))  # raises if it is damaged
         return place_graph(unpacked(values), places)
 
     return list(read_lines(run.files.graph_file, placed, run.skipped, wanted=is_shown))

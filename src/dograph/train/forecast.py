@@ -286,21 +286,20 @@ def memory_problem(
 ) -> list[str]:
     """Why a run cannot fit into the memory of a rank's device; empty if it may fit.
 
-    Counted is only what every run of these settings holds at the same time, so that nothing is
-    refused that could run: of the activations eight of the model's width in each layer (two norms'
-    inputs, attention and its output, the feed-forward layer), or one with checkpointing.
+    Counted is only what every run of these settings holds at the same time: of the activations
+    eight of the model's width in each layer, or one with checkpointing (there are about 17).
     """
     try:
         model, train, length = open_shape(config, corpus), config.train, config.data.seq_len
     except RuntimeError:  # a model of one's own that cannot be built without memory
         return []
     facts, needs = model.model.config, build_mixer(config.mixer.name, config.mixer.options).needs
-    batch, sketches, parameters = train.batch_size, "sketch" in needs, model.parameters()
+    batch, sketches = train.batch_size, "sketch" in needs
     some = min(train.micro_batch_size or batch, -(-batch // ranks))  # samples at once
     kept = 1 if train.activation_checkpointing else 8
     kept *= getattr(facts, "num_hidden_layers", 0) * getattr(facts, "hidden_size", 0)
     logits = 0 if sketches and config.sketch.mode == "head" else WIDE * model.vocab_size
-    state = 16 * sum(p.numel() for p in parameters) // (ranks if train.shard else 1)
+    state = 16 * sum(p.numel() for p in model.parameters()) // (ranks if train.shard else 1)
     activations = some * length * (kept * (2 if train.half else WIDE) + logits)
     # of all layers summed, and of the output layer, which has four times as many numbers
     sketch = WIDE * config.sketch.dim * (batch + 4 * some) if sketches else 0
@@ -310,13 +309,13 @@ def memory_problem(
         "the batch: lower train.batch_size": 24 * batch + 8 * batch * length // ranks,
         "the sketches: lower sketch.dim or train.batch_size": sketch,
     }
-    on_gpu = device.type == "cuda"
-    there = torch.cuda.get_device_properties(device).total_memory if on_gpu else machine_memory()
-    what, needed = max(parts, key=lambda name: parts[name]), sum(parts.values())
-    place, most = device if on_gpu else "this machine", parts[what] / 2**30
-    text = f"this run needs at least {needed / 2**30:,.1f} GiB of memory, and {place} has "
-    text += f"{there / 2**30:.1f} GiB. Most of it, {most:,.1f} GiB, is for {what}"
-    return [text] if needed > there else []
+    there = machine_memory()
+    if device.type == "cuda":
+        there = torch.cuda.get_device_properties(device).total_memory
+    what = max(parts, key=lambda name: parts[name])
+    needed, most, have = (n / 2**30 for n in (sum(parts.values()), parts[what], there))
+    text = f"this run needs at least {needed:,.1f} GiB of memory, {device} has {have:.1f} GiB. "
+    return [f"{text}Most of it, {most:,.1f} GiB, is for {what}"] if needed > have else []
 
 
 def measure_speed(config: RunConfig, corpus: Corpus) -> float:

@@ -68,10 +68,7 @@ class RunDirectory:
         """An existing run."""
         run = cls(path)
         if not run.config_file.is_file() and is_locked(path / LOADING):
-            raise RunError(
-                f"{path} is still loading its corpus and model and has no files yet; try again "
-                "once its first steps are shown"
-            )
+            raise RunError(f"{path} is still loading; try again once its first steps are shown")
         if not run.config_file.is_file():
             what = "It is a prepared corpus. " if (path / "manifest.json").is_file() else ""
             if not path.exists():
@@ -86,19 +83,12 @@ class RunDirectory:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Mark the folder of a run that is about to be made: others can tell that it is loading.
-
-        The folder is removed again if the run was not made.
-        """
+        """Mark the folder of a run to come as loading; it is removed if the run is not made."""
         self.refuse_existing()
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        self.path.mkdir(parents=True, exist_ok=True)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            mark = open(self.path / LOADING, "w")  # noqa: SIM115
-        except OSError as error:
-            raise RunError(f"run={self.path} cannot be made: {error.strerror}") from error
-        try:
-            with mark:
+            with open(self.path / LOADING, "w") as mark:
                 fcntl.flock(mark, fcntl.LOCK_EX)  # freed by the end of the process, however it ends
                 yield
         finally:

@@ -54,10 +54,7 @@ def start_run(config: RunConfig, world: World) -> "Trainer":
     trainer.begin()
     world.barrier()
     if world.is_main:
-        try:
-            run.create(config, describe_environment())
-        except OSError as error:
-            raise RunError(f"run={config.run} cannot be made: {error.strerror}") from error
+        run.create(config, describe_environment())
     world.barrier()
     return trainer
 

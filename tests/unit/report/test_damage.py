@@ -80,13 +80,14 @@ def test_a_run_that_cannot_be_read_does_not_spoil_the_others(run, tmp_path):
     assert f"{run} is left out" in page
     assert "run good" in page
     with pytest.raises(RunError, match=r"is left out: .*config\.yaml"):
-        open_subjects([run])
+        collect(open_subjects([run]))
 
 
-def test_a_damaged_comparison_still_shows_its_runs(tmp_path):
+@pytest.mark.parametrize("content", ['{"cells": 3}', '{"cells": [], "wall": NaN}', "{broken"])
+def test_a_damaged_comparison_still_shows_its_runs(tmp_path, content):
     folder = tmp_path / "compared"
     write_run(folder / "cells" / "natural-s0")
-    (folder / "compare.json").write_text('{"cells": 3}')
+    (folder / "compare.json").write_text(content)
     data = collect(open_subjects([folder]))
     assert [run.name for run in data.runs] == ["natural-s0"]
     assert data.comparisons == []

@@ -142,7 +142,7 @@ def test_what_cannot_fit_is_told_with_the_figures_and_what_to_lower(
     config = configure(corpus, "mixer.name=natural", *overrides)
     [problem] = memory_problem(config, corpus, CPU)
     assert cause in problem
-    assert "this machine has 16.0 GiB" in problem
+    assert "cpu has 16.0 GiB" in problem
 
 
 @pytest.mark.parametrize("mode", ["full", "head"])
