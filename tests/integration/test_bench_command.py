@@ -121,7 +121,9 @@ def test_mistakes_are_answered_in_words(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["dograph", "bench", "--modes", "ful", "train.device=cpu"])
     with pytest.raises(SystemExit, match="2"):
         main()
-    assert 'error: --modes names "ful": did you mean "full"?' in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.startswith("error: mode ful:")
+    assert 'did you mean "full"? allowed: exact, full, head' in told
 
 
 def test_help_teaches():

@@ -137,7 +137,7 @@ class OpenRun:
         """Drop the metrics, so that the next `read` starts over."""
         self.columns = Columns(self.files.metrics_file)
 
-    def read(self, report: Callable[[float], None]) -> None:
+    def read(self, report: Callable[[float], None] = lambda _: None) -> None:
         self.columns.read(report)
         self.skipped, self.corpus = Skipped(), corpus_of(self.files)
 
