@@ -13,6 +13,7 @@ from typing import IO, Any, Literal
 
 from dograph.errors import ConfigError, CorpusError, did_you_mean, require
 from dograph.files import sha256_of
+from dograph.records import DAMAGE
 
 Row = dict[str, Any]
 
@@ -267,6 +268,6 @@ def _checked(row: Any, task: Task, where: str) -> Row:
         if not 0 <= item.gold < len(item.pairs):
             raise ValueError(f"the gold answer is number {item.gold} of {len(item.pairs)}")
         "".join(text for pair in item.pairs for text in pair).encode()  # raises for half surrogates
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except DAMAGE as error:
         raise CorpusError(f"{where} is not an item of {task.name}: {error!r}") from error
     return {name: row[name] for name in task.columns}

@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import math
 import sys
 from collections import Counter
 from pathlib import Path
@@ -152,6 +153,7 @@ def test_only_sciq_may_stand_in_with_another_split(tmp_path):
         (DOCUMENTS["piqa"] | {"label": 2}, "number 2 of 2"),
         (DOCUMENTS["piqa"] | {"label": -1}, "number -1 of 2"),
         (["not", "a", "mapping"], "missing"),
+        (DOCUMENTS["piqa"] | {"label": math.inf}, "infinity"),
         (DOCUMENTS["piqa"] | {"goal": "\ud800"}, "surrogates not allowed"),
     ],
 )
