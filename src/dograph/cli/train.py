@@ -70,8 +70,8 @@ def train(
         what = f"forecast of {config.run}" if dry_run else config.run
         steps = "resuming" if resume else f"{config.train.steps} steps"
         say(f"{what}: {steps} on {config.data.corpus}, mixer {config.mixer.name}; loading")
-    is_new = is_main and not (resume or fork or print_config or dry_run)
-    with RunDirectory(Path(config.run)).loading() if is_new else nullcontext():
+    is_new = not (resume or fork or print_config or dry_run)
+    with RunDirectory(Path(config.run)).loading() if is_main and is_new else nullcontext():
         _check(config)
         if print_config:
             print(config.dump(), end="")
