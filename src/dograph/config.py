@@ -435,8 +435,9 @@ def merge(base: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
     for other in others:
         for key, value in other.items():
             old = merged.get(key)
-            both = isinstance(old, dict) and isinstance(value, dict)
-            merged[key] = merge(old, value) if both else value  # type: ignore[arg-type]
+            if isinstance(old, dict) and isinstance(value, dict):
+                value = merge(old, value)
+            merged[key] = value
     return merged
 
 
