@@ -1,7 +1,7 @@
 """Triton: the two iterative solvers of dograph.domains.objectives, each in one program.
 
-The twins, which have the formulas, are `Alignment._iterated` and `solve_qp`. In the latter a block is
-padded to a power of two; weights and multipliers of the padding are held at 0 and 1 and have no
+The twins, which have the formulas, are `Alignment._iterated` and `solve_qp`. The block of `solve_qp`
+is padded to a power of two; weights and multipliers of the padding are held at 0 and 1 and have no
 effect. Each linear system is I + DCD with C positive semidefinite, so Gauss-Jordan elimination
 needs no pivoting; its two right-hand sides are two of the padded columns.
 
