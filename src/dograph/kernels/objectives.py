@@ -1,9 +1,9 @@
 """Triton: the two iterative solvers of dograph.domains.objectives, each in one program.
 
-The twins, which have the formulas, are `Alignment._iterated` and `solve_qp`. The block of `solve_qp`
-is padded to a power of two; weights and multipliers of the padding are held at 0 and 1 and have no
-effect. Each linear system is I + DCD with C positive semidefinite, so Gauss-Jordan elimination
-needs no pivoting; its two right-hand sides are two of the padded columns.
+The twins, which have the formulas, are `Alignment._iterated` and `solve_qp`. The block of the
+latter is padded to a power of two; weights and multipliers of the padding are held at 0 and 1 and
+have no effect. Each linear system is I + DCD with C positive semidefinite, so Gauss-Jordan
+elimination needs no pivoting; its two right-hand sides are two of the padded columns.
 
 Shapes: M domains; P is a power of two, at least M + 2 in `solve_qp`.
 """
