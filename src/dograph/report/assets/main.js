@@ -3,7 +3,7 @@
 // What the reader selected: in the section of curves, and in that of domains.
 const state = {
   ...{ source: "total", view: null, range: "all" },
-  ...{ run: null, probe: null, graph: null, domain: null, basis: "last" },
+  ...{ run: null, probe: null, graph: null, basis: "last" },
 };
 let data = null;
 
