@@ -12,6 +12,7 @@ MIXERS = {
     "group-dro": {"eta": 1.0},
     "doremi-proxy": {},
     "doge-proxy": {"mu": 1e-4, "clip": 0.5},
+    "rb": {"remix_every": 5},
 }
 
 

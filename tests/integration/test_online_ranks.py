@@ -32,7 +32,8 @@ def compare(alone, ranks):
                 assert_same_gradients(got.gradients, expected.gradients, TOLERANCE[name])
                 assert torch.equal(got.weight_B, ranks[0][name]["taken"][i].weight_B)
         last = alone[name]["taken"][-1].weight_B
-        assert last.max() - last.min() > 1e-3, name  # or nothing is weighed
+        if name != "rb":  # it changes what is drawn
+            assert last.max() - last.min() > 1e-3, name  # or nothing is weighed
         for rank in ranks:
             for key, value in alone[name]["state"].items():
                 if isinstance(value, torch.Tensor):

@@ -25,10 +25,7 @@ RECENT = 0.1  # of the steps so far: `drift` is how far the average moved in the
 # constant speed hardly move their average: its drift is then a tenth of the other two distances.
 SETTLED = {"drift": 0.05, "last_from_average": 0.1, "second_half_from_first": 0.1}
 FEW_SOURCES = 1.5  # effective number of sources below which weights are called nearly one-hot
-ONE_PROJECTION = (
-    "sketches of different steps are compared, so all must be under one projection; set "
-    "sketch.refresh=never"
-)
+ONE_PROJECTION = "it compares sketches of different steps; set sketch.refresh=never"
 
 Weights = dict[str, float]
 

@@ -43,6 +43,7 @@ class Watch(TorchDispatchMode):
         ("doremi-proxy", {"clip_excess_per": "source", "loss_normalization": "per_source"}),
         ("doge-proxy", {"targets": ["b"], "exclude_self": True}),
         ("doge-proxy", {}),
+        ("rb", {}),
     ],
 )
 def test_nothing_waits_for_the_device(name, options):
