@@ -103,13 +103,6 @@ def draw_curves(data: PageData) -> Figures:
     for name, metric in (("loss-train", "train/loss_nats"), ("loss-valid", "valid/mean/loss_nats")):
         charts = sections.loss_charts(data, metric, "")
         chart = charts.get("methods") or charts[None]
-        if "runs" in charts:  # a method with one run is drawn like the run, with its raw values
-            single = {one.index: one for one in charts["runs"].series}
-            series = [
-                one if one.low else replace(single.get(one.index, one), name=one.name, dash=0)
-                for one in chart.series
-            ]
-            chart = replace(chart, series=series)
         if chart.series:
             yield name, line_figure(chart, 2.3, lone=len(data.groups) == 1, steps=data.steps)
 
