@@ -280,8 +280,8 @@ def cost(data: PageData) -> list[PageItem]:
         config = run.config.model_dump(mode="json")
         train = {k: v for k, v in config["train"].items() if k != "steps"}
         devices = [run.facts[name] for name in ("device", "processes")]
-        parts = [config["model"], config["data"]["seq_len"], train, devices]
-        settings[run.name] = json.dumps(parts, sort_keys=True)
+        equal = [config["model"], config["data"]["seq_len"], train, devices]
+        settings[run.name] = json.dumps(equal, sort_keys=True)
         if run.cost.step_ms and run.cost.is_plain:
             plain.setdefault(settings[run.name], []).append(run.cost.step_ms)
 
@@ -312,9 +312,9 @@ def cost(data: PageData) -> list[PageItem]:
 
     parts: Columns[RunData] = {"run": lambda run: run.name, **{n: part_of(n) for n in names}}
     title = f"Milliseconds of each part of a step, mean after the first {WARM_UP} steps"
-    first = [heading(title), table_of("parts of a step", timed, parts)] if timed else []
+    by_part: list[PageItem] = [heading(title), table_of("parts of a step", timed, parts)]
     table = table_of("cost by run", data.runs, columns)
-    return [*first, heading("By run"), table, PageBlock("soft", OVER_PLAIN)]
+    return [*(by_part if timed else []), heading("By run"), table, PageBlock("soft", OVER_PLAIN)]
 
 
 def comparison(data: PageData) -> list[PageItem]:
