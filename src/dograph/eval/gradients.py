@@ -160,11 +160,6 @@ def principal(sketch_NK: Tensor, num: int = 2, like_NK: Tensor | None = None) ->
     the gradients themselves. On its own axes only the shape of a probe can be compared with others;
     on those of another probe its place can, and a drift of all rows is visible.
     """
-    if sketch_NK.ndim != 2 or not bool(sketch_NK.isfinite().all()):
-        raise ConfigError(
-            f"sketches must be finite and (rows, K), got {tuple(sketch_NK.shape)} with "
-            f"{int((~sketch_NK.isfinite()).sum())} values that are not"
-        )
     most = min(sketch_NK.shape)
     if not 1 <= num <= most:
         raise ConfigError(
