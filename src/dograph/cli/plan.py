@@ -34,8 +34,8 @@ dograph train recipe.yaml mixer.name=static mixer.file=mixture.yaml
 A proxy is the run with a smaller model and a quarter of the steps, unless --proxy says otherwise.
 Proxies are kept in --lab and never trained twice: after Ctrl-C, a kill or a crash the same command
 continues. With --from-table no proxies are trained, and METHOD's options are mixer.target,
-mixer.prior, mixer.caps, mixer.max_epochs and, of regmix, mixer.surrogate and mixer.top. More:
-docs/plan.md.
+mixer.prior, mixer.caps, mixer.max_usage, mixer.max_epochs and, of regmix, mixer.surrogate and
+mixer.top. More: docs/plan.md.
 """
 
 
@@ -43,7 +43,9 @@ def plan(
     method: str = argument(..., "doremi, doge, regmix or mixing-law", "METHOD"),
     settings: list[str] | None = argument(None, "the run; METHOD's mixer.*", console.CONFIG),
     out: Path = option(Path("mixture.yaml"), "the mixture file to write"),
-    force: bool = option(False, "overwrite --out", "--force"),
+    force: bool = option(
+        False, "overwrite --out, and write a plan that its runs do not support", "--force"
+    ),
     proxy: list[str] | None = console.PROXY,
     workers: int | None = console.WORKERS,
     on: str = console.ON,
@@ -61,7 +63,7 @@ def plan(
             raise ConfigError("--test-table is for --from-table; leave it out, or give both")
         _require_free(out, *table_files(out), force=force or dry_run)
         where = None if dry_run else (on, workers)
-        _plan_with_proxies(method, settings or [], proxy or [], lab, where, out)
+        _plan_with_proxies(method, settings or [], proxy or [], lab, where, out, force)
         return
     _require_free(out, force=force)
     given = {"--proxy": proxy, "--workers": workers is not None, "--on": on != "local"}
@@ -74,7 +76,7 @@ def plan(
                 raise ConfigError(f"{name} takes two files, {TABLE}; the second is {file}")
     from dograph.cli.plan_table import plan_from_table
 
-    plan_from_table(method, settings or [], from_table, test_table, out)
+    plan_from_table(method, settings or [], from_table, test_table, out, force)
 
 
 def _require_free(out: Path, *tables: Path, force: bool) -> None:
@@ -98,6 +100,7 @@ def _plan_with_proxies(
     lab: Path,
     where: tuple[str, int | None] | None,
     out: Path,
+    force: bool,
 ) -> None:
     """Train proxies and plan with them; without `where`, print the cost of the first ones."""
     from dograph.config import merge, parse_override, resolve_config
@@ -124,13 +127,14 @@ def _plan_with_proxies(
     weights, findings = dict(result.mixture.weights), result.findings
     file = MixtureFile(weights=weights, provenance=result.provenance, findings=findings)
     corpus = Corpus(run.data.corpus)
-    deliver(file, corpus.tokens_by_source(), out, settings, run, corpus, result)
+    deliver(file, corpus.tokens_by_source(), out, force, settings, run, corpus, result)
 
 
 def deliver(
     file: "MixtureFile",
     before: Mapping[str, float],
     out: Path,
+    force: bool,
     settings: list[str],
     run: "RunConfig | None",
     corpus: "Corpus | None",
@@ -138,8 +142,9 @@ def deliver(
 ) -> None:
     """Write a plan; print its weights next to `before`, its cost, its fit and how to use it.
 
-    `before` is the corpus' own mixture, or without proxies (`result` is None) the prior. If the run
-    is known, the table also shows how often it will read each source.
+    Without `force` a plan that its runs do not support is printed, not written. `before` is the
+    corpus' own mixture, or without proxies (`result` is None) the prior. If the run is known, the
+    table also shows how often it will read each source.
     """
     from dograph.mixers.base import Mixer
     from dograph.mixtures.file import write_mixture
@@ -149,7 +154,9 @@ def deliver(
 
     weights, findings = file.weights, file.findings
     table = None if result is None else result.table
-    write_mixture(out, file)
+    problems = [] if force else findings.get("support", {}).get("problems", [])
+    if not problems:
+        write_mixture(out, file)
     if table is not None:  # so that it can be fitted again, without proxies
         write_table(table, *table_files(out))
     epochs, repeats = {}, []
@@ -173,7 +180,7 @@ def deliver(
         cached = f" ({cost.cached} from the lab)" if cost.cached else ""
         spent = f"{duration(cost.seconds)} of training, {cost.flops:.2e} FLOPs"
         print(f"cost: {cost.proxies} proxies{cached}, {spent}")
-    warn(findings.get("notes", []), "note")
+    warn([note for note in findings.get("notes", []) if note not in problems], "note")
     warn(findings.get("advice", []), "advice")
     warn(repeats)
     if result is None or table is not None:
@@ -181,6 +188,15 @@ def deliver(
     if table is not None:
         mixtures, losses = table_files(out)
         print(f"table of the proxies: {mixtures}, {losses} (for dograph plan --from-table)")
+    if problems:
+        near = findings["support"]["nearest_runs"].items()
+        runs = ", ".join(f"{run} ({distance:.2f})" for run, distance in near)
+        again = "" if table is None else "; no proxy is trained again"
+        raise ConfigError(
+            f"{out} is not written, because the runs do not support it:\n"
+            + "\n".join(f"- {problem}" for problem in problems)
+            + f"\nruns nearest to it (L1): {runs}\n--force writes it all the same{again}"
+        )
     kept = [setting for setting in settings if not setting.startswith("mixer.")]
     use = ["dograph", "train", *kept, "mixer.name=static", f"mixer.file={out}"]
     print(f"{out} is written. Train with it: {shlex.join(use)}")

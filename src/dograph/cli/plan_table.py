@@ -30,6 +30,7 @@ class TableOptions(Options):
     target: Any = "mean"  # a loss of the table, mean, a list of losses, or shares by name
     prior: str | None = None  # a mixture file or a published mixture; None: see _prior
     caps: Any = Field(default_factory=dict)  # highest weight by source
+    max_usage: float | None = Field(15.0, ge=1)  # highest weight over the prior's, as for proxies
     max_epochs: float | None = Field(None, gt=0)
 
 
@@ -46,7 +47,7 @@ TABLE_METHODS: dict[str, type[TableOptions]] = {"regmix": RegMixTable, "mixing-l
 
 
 def plan_from_table(
-    method: str, settings: list[str], files: Pair, test_files: Pair | None, out: Path
+    method: str, settings: list[str], files: Pair, test_files: Pair | None, out: Path, force: bool
 ) -> None:
     """Fit to the runs of a table, and write the mixture that the fit predicts to be best."""
     if method not in TABLE_METHODS:
@@ -77,6 +78,7 @@ def plan_from_table(
         target=options.target,
         prior=_prior(options.prior, corpus, table),
         caps=caps,
+        max_usage=options.max_usage,
         surrogate=surrogate,
         seed=SEED,
         test_table=test,
@@ -94,7 +96,7 @@ def plan_from_table(
     )
     weights, findings = dict(proposal.mixture.weights), proposal.findings
     file = MixtureFile(weights=weights, provenance=provenance, findings=findings)
-    deliver(file, findings["prior"], out, described or ["recipe.yaml"], run, corpus)
+    deliver(file, findings["prior"], out, force, described or ["recipe.yaml"], run, corpus)
 
 
 def _prior(

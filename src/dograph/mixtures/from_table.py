@@ -36,6 +36,14 @@ Target = str | Sequence[str] | Mapping[str, float]
 MEAN = "mean"
 FEWEST_RUNS = 4
 
+# A proposal has the support of its runs if the fit ranks left-out runs and if it is near some run.
+LEAST_SPEARMAN = 0.5  # two of three pairs of left-out runs in the right order, where chance has one
+CHANCE = 1.645  # standard deviations of a rank correlation: chance passes in 1 of 20 tables
+MOST_TIMES_SEEN = 2.0  # a source's weight over the highest in any run,
+HARMLESS = 0.02  # and at least so much above it: small weights hardly change a loss
+MOST_DISTANCE = 1.0  # L1 to the nearest run: half of all weight would have to move
+NEAREST_RUNS = 3  # are named
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
@@ -52,6 +60,7 @@ def propose_from_table(
     target: Target,
     prior: Weights | None = None,
     caps: Weights | None = None,
+    max_usage: float | None = None,
     surrogate: str | None = None,
     seed: int = 42,
     test_table: MixtureTable | None = None,
@@ -63,13 +72,14 @@ def propose_from_table(
     `regmix`: the surrogate that best ranks left-out runs (or the one named), then the mean of the
     simulated mixtures with the lowest predicted loss. `mixing-law`: an exponential law for each
     target, and the exact optimum of their sum, which is convex. Both stay within `caps` (highest
-    weight by source) and leave out sources that the prior has none of. `prior` defaults to the mean
-    of the table's mixtures. Findings give errors in sample and on left-out runs separately.
+    weight by source) and `max_usage` times the prior, and leave out sources that the prior has none
+    of. `prior` defaults to the mean of the table's mixtures. Findings give errors in sample and on
+    left-out runs separately, and `support`: how well the runs support the proposal.
     """
     names = _candidates(method, surrogate)
     if not 1 <= top <= draws:
         raise ConfigError(f"top={top}: of {draws:,} simulated mixtures 1 to all may be averaged")
-    rows = _Rows(table, target, prior, caps)
+    rows = _Rows(table, target, prior, caps, max_usage)
     runs = rows.weight_NS, rows.loss_NV
     choice = choose_surrogate(*runs, rows.shares, names=names, seed=seed)
     objective = fit_objective(SURROGATES[choice.name], *runs, rows.share_V, seed=seed)
@@ -88,6 +98,7 @@ def propose_from_table(
     else:
         weight_S, findings["optimum"] = _optimum(rows, objective)
     findings["predicted"] = _predicted(rows, objective, weight_S)
+    findings["support"] = _support(rows, choice, weight_S)
     if test_table is not None:
         findings["held_out"] = score_table(objective, rows.shares, table, test_table)
     return Proposal(Mixture.normalised(rows.by_source(weight_S)), findings)
@@ -147,10 +158,16 @@ def target_shares(table: MixtureTable, target: Target) -> dict[str, float]:
 
 
 def cap_vector(
-    caps: Weights | None, prior_S: np.ndarray, sources: Sequence[str], aliases: Mapping[str, str]
+    caps: Weights | None,
+    prior_S: np.ndarray,
+    sources: Sequence[str],
+    aliases: Mapping[str, str],
+    max_usage: float | None = None,
 ) -> np.ndarray:
-    """Highest weight of each source: its cap, otherwise 1; 0 where the prior has none of it."""
-    cap_S = np.where(prior_S > 0, 1.0, 0.0)
+    """Highest weight of each source: its cap, at most `max_usage` times its prior, otherwise 1."""
+    cap_S: np.ndarray = np.where(prior_S > 0, 1.0, 0.0)
+    if max_usage is not None:
+        cap_S = np.minimum(cap_S, max_usage * prior_S)
     for name, cap in (caps or {}).items():
         if not cap >= 0:
             raise ConfigError(f'the cap of source "{name}" must be >= 0, got {cap}')
@@ -167,7 +184,12 @@ class _Rows:
     """The runs that a plan is fitted on, its prior and caps, and notes on them."""
 
     def __init__(
-        self, table: MixtureTable, target: Target, prior: Weights | None, caps: Weights | None
+        self,
+        table: MixtureTable,
+        target: Target,
+        prior: Weights | None,
+        caps: Weights | None,
+        max_usage: float | None,
     ) -> None:
         self.table, self.shares = table, target_shares(table, target)
         self.share_V = np.array(list(self.shares.values()))
@@ -206,7 +228,7 @@ class _Rows:
                 raise ConfigError(f"the prior lacks {listed(silent)}; give 0 to leave a source out")
             weights = Mixture.normalised(given).weights
             self.prior_S = np.array([weights[source] for source in table.sources])
-        self.cap_S = cap_vector(caps, self.prior_S, table.sources, table.aliases)
+        self.cap_S = cap_vector(caps, self.prior_S, table.sources, table.aliases, max_usage)
 
     def by_source(self, value_S: np.ndarray) -> dict[str, float]:
         return dict(zip(self.table.sources, value_S.tolist(), strict=True))
@@ -223,12 +245,6 @@ def _findings(
         few = choice.name == "lightgbm" and len(rows.runs) < 40
         why = "with fewer than 40 runs it cannot split" if few else "it learned nothing"
         rows.notes.append(f"{choice.name} predicts a constant: {why}")
-    ranked = choice.validated[choice.name].objective.spearman
-    if ranked is not None and ranked <= 0:
-        rows.notes.append(
-            f"on left-out runs the fit ranks no better than chance (Spearman {ranked:.2f}): "
-            "do not trust the proposal; make more runs"
-        )
     chosen = surrogate is None and method == "regmix"
     named = "the mixing law" if method == "mixing-law" else f"{surrogate} was asked for"
     each = zip(rows.shares, fitted_NV.T, rows.loss_NV.T, strict=True)
@@ -275,14 +291,7 @@ def _optimum(rows: _Rows, objective: PlanObjective) -> tuple[np.ndarray, dict[st
 
 
 def _predicted(rows: _Rows, objective: PlanObjective, weight_S: np.ndarray) -> dict[str, Any]:
-    """Losses of the proposal, the prior and the best run; a note on weights above all runs'."""
-    tried = zip(rows.table.sources, weight_S, rows.weight_NS.max(0), strict=True)
-    if beyond := [
-        f"{source} {weight:.4g} (most in a run: {most:.4g})"
-        for source, weight, most in tried
-        if weight > most + 1e-9
-    ]:
-        rows.notes.append(f"the proposal has more of a source than any run: {listed(beyond)}")
+    """Losses of the proposal, the prior and the best run."""
     best = int(rows.loss_N.argmin())
     points_PS = np.stack([weight_S, rows.prior_S, rows.weight_NS[best]])
     proposal, prior, at_best = objective.predict(points_PS).tolist()
@@ -300,4 +309,51 @@ def _predicted(rows: _Rows, objective: PlanObjective, weight_S: np.ndarray) -> d
             "measured": float(rows.loss_N[best]),
             "weights": rows.by_source(rows.weight_NS[best]),
         },
+    }
+
+
+def _support(rows: _Rows, choice: Choice, weight_S: np.ndarray) -> dict[str, Any]:
+    """How well the runs support a proposal; `problems` are also notes, none if they do."""
+    ranked = choice.validated[choice.name].objective.spearman
+    least = max(LEAST_SPEARMAN, CHANCE / math.sqrt(len(rows.runs) - 1))
+    problems = []
+    if ranked is None or ranked < least:
+        is_chance = "no order" if ranked is None else f"a Spearman correlation of {ranked:.2f}"
+        problems.append(
+            f"on the {len(rows.runs)} runs, each left out of a fit, {choice.name} predicts losses "
+            f"with {is_chance}; at least {least:.2f} is needed: make more runs, or name a target "
+            "that depends more on the mixture"
+        )
+    seen_S = rows.weight_NS.max(0)
+    above: dict[bool, list[str]] = {False: [], True: []}
+    for source, weight, seen in zip(rows.table.sources, weight_S, seen_S, strict=True):
+        if weight > seen + 1e-9:
+            is_far = weight > MOST_TIMES_SEEN * seen and weight > seen + HARMLESS
+            above[is_far].append(f"{source} {weight:.4g} (most in a run: {seen:.4g})")
+    if above[True]:
+        problems.append(
+            f"the proposal has more than {MOST_TIMES_SEEN:g} times as much of a source as any run: "
+            f"{listed(above[True])}; set mixer.caps or mixer.max_usage, or make runs with more"
+        )
+    if above[False]:
+        rows.notes.append(f"the proposal has more of a source than any run: {listed(above[False])}")
+    distance_N = np.abs(rows.weight_NS - weight_S).sum(1)
+    nearest = np.argsort(distance_N, kind="stable")[:NEAREST_RUNS]
+    near = {rows.runs[n]: float(distance_N[n]) for n in nearest}
+    between_NN = np.abs(rows.weight_NS[:, None] - rows.weight_NS).sum(2)
+    np.fill_diagonal(between_NN, np.inf)
+    # Left-out runs were ranked across such distances.
+    allowed = max(MOST_DISTANCE, float(between_NN.min(1).max()))
+    if distance_N.min() > allowed:
+        problems.append(
+            f"the proposal is {distance_N.min():.2f} (L1) from the nearest run, at most "
+            f"{allowed:.2f} is allowed: make runs near it, or set caps"
+        )
+    rows.notes.extend(problems)
+    return {
+        "spearman": ranked,
+        "least_spearman": least,
+        "nearest_runs": near,
+        "most_distance": allowed,
+        "problems": problems,
     }

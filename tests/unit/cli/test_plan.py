@@ -160,6 +160,56 @@ def test_a_plan_from_a_table(folder, tables, method):
     assert "Spearman 1.0000" in result.stdout  # the table follows an exponential law
 
 
+NOISE = np.array([2.1, 2.9, 2.3, 2.8, 2.0, 2.7, 2.2, 2.6])
+
+
+@pytest.fixture
+def noise(folder):
+    """Eight runs whose losses have nothing to do with their mixtures."""
+    rows = [f"r{n},{n / 7},{1 - n / 7}" for n in range(8)]
+    (folder / "m.csv").write_text("run,alpha,beta\n" + "\n".join(rows))
+    (folder / "l.csv").write_text("run,C4\n" + "\n".join(f"r{n},{x}" for n, x in enumerate(NOISE)))
+    return ["mixer.surrogate=linear", "--from-table", "m.csv", "l.csv"]
+
+
+def test_a_plan_without_support_is_shown_and_not_written(folder, noise):
+    run = CliRunner().invoke(app, ["regmix", *noise])
+    assert isinstance(run.exception, ConfigError)
+    told = str(run.exception)
+    assert told.startswith(
+        "mixture.yaml is not written, because the runs do not support it:\n- on "
+    )
+    assert re.search(r"Spearman correlation of -?0\.\d\d; at least 0\.62 is needed", told)
+    assert re.search(r"runs nearest to it \(L1\): r\d \(0\.\d\d\), r\d \(", told)
+    assert told.endswith("--force writes it all the same")
+    assert run.stdout.split()[:3] == ["source", "prior", "planned"]
+    assert "Spearman correlation" not in run.stderr  # it is in the error
+    assert not (folder / "mixture.yaml").exists()
+    result = invoke("regmix", *noise, "--force")
+    assert "note: on the 8 runs, each left out of a fit, linear predicts" in result.stderr
+    assert yaml.safe_load((folder / "mixture.yaml").read_text())["findings"]["support"]["problems"]
+
+
+def test_proxies_of_a_plan_without_support_are_kept(corpus, folder, monkeypatch):
+    """Four proxies of two steps tell nothing; their table is written, and nothing trained again."""
+    monkeypatch.setattr(local, "LocalPool", lambda workers: Here())
+    few = ["mixer.num_proxies=4", "mixer.surrogate=linear", "mixer.draws=200", "mixer.max_usage=2"]
+    arguments = ["regmix", *settings(corpus), *few, "--proxy", "train.steps=2"]
+    run = CliRunner().invoke(app, arguments)
+    assert isinstance(run.exception, ConfigError), run.output
+    assert "not written" in str(run.exception)
+    assert str(run.exception).endswith("--force writes it all the same; no proxy is trained again")
+    assert not (folder / "mixture.yaml").exists()
+    table = [folder / "mixture.mixtures.csv", folder / "mixture.losses.csv"]
+    assert "mixture 4,alpha," in table[0].read_text()
+    assert "mixture 4,alpha," in table[1].read_text()
+    result = invoke(*arguments, "--force")
+    assert "4 proxies, all made before: nothing to train" in result.stderr
+    assert (folder / "mixture.yaml").exists()
+    again = ("--from-table", *table, "--out", "again.yaml", "--force")
+    invoke("regmix", "mixer.surrogate=linear", *again)
+
+
 def test_targets_caps_and_a_test_table(folder, tables):
     result = invoke(
         "mixing-law",

@@ -159,19 +159,6 @@ def test_a_source_the_prior_lacks_gets_nothing(planted):
         assert proposal.findings["caps"] == {"a": 0.0}
 
 
-def test_a_proposal_beyond_the_runs_is_said():
-    table, _ = exponential_table(60, SOURCES, ["a"])
-    within = MixtureTable(
-        table.sources,
-        table.targets,
-        table.runs,
-        0.5 * table.weight_NS + 0.125,
-        table.loss_NV,
-    )
-    findings = propose_from_table("mixing-law", within, target="a").findings
-    assert any("more of a source than any run: a 1 " in note for note in findings["notes"])
-
-
 def test_few_runs_are_said():
     table, _ = exponential_table(4, SOURCES, ["a"])
     findings = propose_from_table("regmix", table, target="a", **FAST).findings
