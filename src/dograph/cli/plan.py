@@ -34,13 +34,13 @@ dograph train recipe.yaml mixer.name=static mixer.file=mixture.yaml
 A proxy is the run with a smaller model and a quarter of the steps, unless --proxy says otherwise.
 Proxies are kept in --lab and never trained twice: after Ctrl-C, a kill or a crash the same command
 continues. With --from-table no proxies are trained, and METHOD's options are mixer.target,
-mixer.prior, mixer.caps, mixer.max_usage, mixer.max_epochs and, of regmix, mixer.surrogate and
-mixer.top. More: docs/plan.md.
+mixer.prior, mixer.caps, mixer.max_usage, mixer.max_epochs and those of each method. olmix only
+plans from tables. More: docs/plan.md.
 """
 
 
 def plan(
-    method: str = argument(..., "doremi, doge, regmix or mixing-law", "METHOD"),
+    method: str = argument(..., "doremi, doge, regmix, mixing-law or olmix", "METHOD"),
     settings: list[str] | None = argument(None, "the run; METHOD's mixer.*", console.CONFIG),
     out: Path = option(Path("mixture.yaml"), "the mixture file to write"),
     force: bool = option(
@@ -58,6 +58,11 @@ def plan(
     from dograph.mixers.registry import require_method
 
     if from_table is None:
+        if method == "olmix":
+            raise ConfigError(
+                "olmix plans from a table: let dograph plan regmix or mixing-law train the proxies "
+                "and write their table, then add --from-table MIXTURES.csv LOSSES.csv"
+            )
         require_method(method)  # before torch is imported, which takes seconds
         if test_table is not None:
             raise ConfigError("--test-table is for --from-table; leave it out, or give both")
@@ -189,17 +194,21 @@ def deliver(
         mixtures, losses = table_files(out)
         print(f"table of the proxies: {mixtures}, {losses} (for dograph plan --from-table)")
     if problems:
-        near = findings["support"]["nearest_runs"].items()
-        runs = ", ".join(f"{run} ({distance:.2f})" for run, distance in near)
-        again = "" if table is None else "; no proxy is trained again"
-        raise ConfigError(
-            f"{out} is not written, because the runs do not support it:\n"
-            + "\n".join(f"- {problem}" for problem in problems)
-            + f"\nruns nearest to it (L1): {runs}\n--force writes it all the same{again}"
-        )
+        raise _refusal(out, findings["support"], has_proxies=table is not None)
     kept = [setting for setting in settings if not setting.startswith("mixer.")]
     use = ["dograph", "train", *kept, "mixer.name=static", f"mixer.file={out}"]
     print(f"{out} is written. Train with it: {shlex.join(use)}")
+
+
+def _refusal(out: Path, support: Mapping[str, Any], has_proxies: bool) -> ConfigError:
+    """Why a plan is not written, and what to do."""
+    near = ", ".join(f"{run} ({away:.2f})" for run, away in support["nearest_runs"].items())
+    return ConfigError(
+        f"{out} is not written, because the runs do not support it:\n"
+        + "\n".join(f"- {problem}" for problem in support["problems"])
+        + f"\nruns nearest to it (L1): {near}\n--force writes it all the same"
+        + ("; no proxy is trained again" if has_proxies else "")
+    )
 
 
 def _print_fit(findings: Mapping[str, Any]) -> None:

@@ -1,10 +1,10 @@
-"""dograph plan --from-table: RegMix or the mixing law, fitted to finished runs."""
+"""dograph plan --from-table: RegMix, the mixing law or Olmix, fitted to finished runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dograph import __version__
 from dograph.cli import console
@@ -14,9 +14,10 @@ from dograph.config import Options, RunConfig, merge, parse_override, resolve_co
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.mixtures.file import MixtureFile, Provenance
-from dograph.mixtures.from_table import propose_from_table
-from dograph.mixtures.proposals import TOP
+from dograph.mixtures.from_table import Method, propose_from_table
+from dograph.mixtures.mixing_laws import DELTA
 from dograph.mixtures.published import find_mixture
+from dograph.mixtures.reuse import MixtureReuse
 from dograph.mixtures.tables import MixtureTable, read_table
 
 SEED = 42
@@ -41,9 +42,39 @@ class RegMixTable(TableOptions):
 
 class MixingLawTable(TableOptions):
     owner: ClassVar[str] = "mixing-law with a table"
+    delta: float = Field(DELTA, gt=0)  # nats: where Huber's loss of the fit turns linear
 
 
-TABLE_METHODS: dict[str, type[TableOptions]] = {"regmix": RegMixTable, "mixing-law": MixingLawTable}
+class OlmixTable(TableOptions):
+    """The authors' values: the documented configuration, and the constants of their fit."""
+
+    owner: ClassVar[str] = "olmix"
+    max_epochs: float | None = Field(4.0, gt=0)  # with a run only, unless it is given
+    delta: float = Field(0.02, gt=0)
+    kl: float = Field(0.1, ge=0)  # weight of KL(mixture || prior), in nats of the target
+    reuse: str | None = None  # a mixture file: the plan before the corpus changed
+    unchanged: Any = None  # with reuse: sources that keep their ratios of that plan
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        names = [self.unchanged] if isinstance(self.unchanged, str) else self.unchanged
+        is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        if (self.reuse is None) != (names is None) or (
+            names is not None and not (is_list and names)
+        ):
+            raise ConfigError(
+                f"mixer.reuse={self.reuse} with mixer.unchanged={self.unchanged}: give both, a "
+                "mixture file and the sources that keep its ratios, as in "
+                "mixer.reuse=old.yaml mixer.unchanged=[web, books]"
+            )
+        return self
+
+
+TABLE_METHODS: dict[str, type[TableOptions]] = {
+    "regmix": RegMixTable,
+    "mixing-law": MixingLawTable,
+    "olmix": OlmixTable,
+}
 
 
 def plan_from_table(
@@ -71,21 +102,24 @@ def plan_from_table(
                 f"{corpus.sources}; plan without CONFIG, or for a corpus with the table's sources"
             )
     caps = _caps(options, run, corpus)
-    surrogate, top = getattr(options, "surrogate", None), getattr(options, "top", None)
+    how = options.model_dump(include={"surrogate", "top", "delta", "kl"}, exclude_none=True)
+    used: dict[str, Any] = {"tables": [str(file) for file in files], "target": options.target}
+    used |= {"caps": caps} | how
+    if getattr(options, "reuse", None) is not None:
+        unchanged = [options.unchanged] if isinstance(options.unchanged, str) else options.unchanged
+        used |= {"reuse": options.reuse, "unchanged": unchanged}
+        how["reuse"] = MixtureReuse.of(find_mixture(options.reuse)[0].weights, unchanged, table)
     proposal = propose_from_table(
-        "regmix" if method == "regmix" else "mixing-law",
+        cast(Method, method),
         table,
         target=options.target,
         prior=_prior(options.prior, corpus, table),
         caps=caps,
         max_usage=options.max_usage,
-        surrogate=surrogate,
         seed=SEED,
         test_table=test,
-        top=TOP if top is None else top,
+        **how,
     )
-    used: dict[str, Any] = {"tables": [str(file) for file in files], "target": options.target}
-    used |= {"caps": caps, "surrogate": surrogate, "top": top}
     provenance = Provenance(
         method=method,
         made_by=f"dograph {__version__}",
@@ -124,7 +158,8 @@ def _caps(options: TableOptions, run: RunConfig | None, corpus: Corpus | None) -
             f"mixer.caps={options.caps}: give shares from 0 to 1 by source, as in "
             "mixer.caps={C4: 0.4}"
         )
-    if options.max_epochs is None:
+    is_default = "max_epochs" not in options.model_fields_set
+    if options.max_epochs is None or (run is None and is_default):
         return caps
     if run is None or corpus is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""A plan from existing runs: RegMix or the data mixing law, fitted on a table.
+"""A plan from existing runs: RegMix, the data mixing law or Olmix, fitted on a table.
 
 Shapes: N runs, S sources, V targets with a share in the objective.
 """
@@ -6,14 +6,16 @@ Shapes: N runs, S sources, V targets with a share in the objective.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from dograph.errors import ConfigError, did_you_mean, listed
 from dograph.mixtures.convex import find_optimum
-from dograph.mixtures.mixing_laws import ExponentialLaw
+from dograph.mixtures.mixing_laws import DELTA, ExponentialLaw
 from dograph.mixtures.proposals import DRAWS, TOP, simulate
+from dograph.mixtures.reuse import MixtureReuse
 from dograph.mixtures.surrogates import (
     SURROGATES,
     Choice,
@@ -29,7 +31,7 @@ from dograph.mixtures.surrogates import (
 from dograph.mixtures.tables import MixtureTable
 from dograph.types import Mixture
 
-Method = Literal["regmix", "mixing-law"]
+Method = Literal["regmix", "mixing-law", "olmix"]
 Weights = Mapping[str, float]  # by source
 # What a plan minimizes: one target by name, the mean of all, or several with shares.
 Target = str | Sequence[str] | Mapping[str, float]
@@ -66,23 +68,33 @@ def propose_from_table(
     test_table: MixtureTable | None = None,
     draws: int = DRAWS,
     top: int = TOP,
+    delta: float = DELTA,
+    kl: float = 0.0,
+    reuse: MixtureReuse | None = None,
 ) -> Proposal:
     """The mixture with the lowest loss predicted from runs of other mixtures.
 
     `regmix`: the surrogate that best ranks left-out runs (or the one named), then the mean of the
     simulated mixtures with the lowest predicted loss. `mixing-law`: an exponential law for each
-    target, and the exact optimum of their sum, which is convex. Both stay within `caps` (highest
-    weight by source) and `max_usage` times the prior, and leave out sources that the prior has none
-    of. `prior` defaults to the mean of the table's mixtures. Findings give errors in sample and on
-    left-out runs separately, and `support`: how well the runs support the proposal.
+    target (Huber's loss with `delta`), and the exact optimum of their sum, which is convex.
+    `olmix`: the same, with kl * KL(mixture || prior) added and, if given, `reuse`.
+
+    All stay within `caps` (highest weight by source) and `max_usage` times the prior, and leave out
+    sources that the prior has none of. `prior` defaults to the mean of the table's mixtures.
+    Findings give errors in sample and on left-out runs separately, and `support`: how well the runs
+    support the proposal.
     """
     names = _candidates(method, surrogate)
     if not 1 <= top <= draws:
         raise ConfigError(f"top={top}: of {draws:,} simulated mixtures 1 to all may be averaged")
-    rows = _Rows(table, target, prior, caps, max_usage)
+    rows = _Rows(table, target, prior, caps, max_usage, reuse)
     runs = rows.weight_NS, rows.loss_NV
-    choice = choose_surrogate(*runs, rows.shares, names=names, seed=seed)
-    objective = fit_objective(SURROGATES[choice.name], *runs, rows.share_V, seed=seed)
+    surrogates = dict(SURROGATES)
+    if method != "regmix":
+        surrogates["exponential"] = partial(SURROGATES["exponential"], delta=delta)
+    how: dict[str, Any] = {"names": names, "surrogates": surrogates, "seed": seed}
+    choice = choose_surrogate(*runs, rows.shares, **how)
+    objective = fit_objective(surrogates[choice.name], *runs, rows.share_V, seed=seed)
     findings = _findings(method, rows, choice, objective, surrogate)
     if method == "regmix":
         how = {"seed": seed, "draws": draws, "top": top}
@@ -96,24 +108,28 @@ def propose_from_table(
             average["weights"] = rows.by_source(average["weights"])
         findings["simulation"] = simulation
     else:
-        weight_S, findings["optimum"] = _optimum(rows, objective)
+        weight_S, findings["optimum"] = _optimum(rows, objective, kl)
     findings["predicted"] = _predicted(rows, objective, weight_S)
     findings["support"] = _support(rows, choice, weight_S)
     if test_table is not None:
-        findings["held_out"] = score_table(objective, rows.shares, table, test_table)
-    return Proposal(Mixture.normalised(rows.by_source(weight_S)), findings)
+        test = test_table if reuse is None else reuse.table(test_table)
+        findings["held_out"] = score_table(objective, rows.shares, rows.table, test)
+    weights = rows.by_source(weight_S)
+    return Proposal(Mixture.normalised(reuse.expanded(weights) if reuse else weights), findings)
 
 
 def _candidates(method: str, surrogate: str | None) -> tuple[str, ...]:
     """The surrogates to choose from."""
-    methods = ("regmix", "mixing-law")
+    methods = get_args(Method)
     if method not in methods:
         raise ConfigError(f'"{method}" does not plan from tables; {did_you_mean(method, methods)}')
     if surrogate is not None:
         require_surrogate(surrogate)
-    if method == "mixing-law" and surrogate not in (None, "exponential"):
-        raise ConfigError(f'the mixing law is exponential; to plan with "{surrogate}", use regmix')
-    if method == "mixing-law":
+    if method != "regmix" and surrogate not in (None, "exponential"):
+        raise ConfigError(
+            f'{method} has an exponential law; to plan with "{surrogate}", use regmix'
+        )
+    if method != "regmix":
         return ("exponential",)
     return tuple(SURROGATES) if surrogate is None else (surrogate,)
 
@@ -190,7 +206,11 @@ class _Rows:
         prior: Weights | None,
         caps: Weights | None,
         max_usage: float | None,
+        reuse: MixtureReuse | None,
     ) -> None:
+        whole, kept_distance = table, 0.0
+        if reuse is not None:
+            table = reuse.table(table)
         self.table, self.shares = table, target_shares(table, target)
         self.share_V = np.array(list(self.shares.values()))
         self.notes = [*table.notes, *(note for note in table.remarks() if note not in table.notes)]
@@ -217,18 +237,26 @@ class _Rows:
             )
         if prior is None:
             self.notes.append("no prior was given; it is the mean of the table's mixtures")
-            self.prior_S: np.ndarray = table.weight_NS.mean(0)
-            self.prior_S /= self.prior_S.sum()
+            given = dict(zip(whole.sources, whole.weight_NS.mean(0).tolist(), strict=True))
         else:
-            given = {
-                known_name(name, table.sources, table.aliases, "source"): weight
-                for name, weight in prior.items()
-            }
-            if silent := [source for source in table.sources if source not in given]:
+            given = self._by_own_names(prior, whole)
+            if silent := [source for source in whole.sources if source not in given]:
                 raise ConfigError(f"the prior lacks {listed(silent)}; give 0 to leave a source out")
-            weights = Mixture.normalised(given).weights
-            self.prior_S = np.array([weights[source] for source in table.sources])
-        self.cap_S = cap_vector(caps, self.prior_S, table.sources, table.aliases, max_usage)
+        self.prior = Mixture.normalised(given).weights
+        own, own_caps = self.prior, self._by_own_names(caps or {}, whole)
+        if reuse is not None:
+            (own, kept_distance), own_caps = reuse.prior(own), reuse.caps(own_caps)
+        self.prior_S: np.ndarray = np.array([own[source] for source in table.sources])
+        self.cap_S = cap_vector(own_caps, self.prior_S, table.sources, {}, max_usage)
+        # The KL term is that of the expanded mixture.
+        self.kl_prior_S = self.prior_S.copy()
+        if reuse is not None:
+            self.kl_prior_S[table.sources.index(reuse.name)] *= math.exp(-kept_distance)
+
+    @staticmethod
+    def _by_own_names(weights: Weights, table: MixtureTable) -> dict[str, float]:
+        names = table.sources, table.aliases, "source"
+        return {known_name(name, *names): weight for name, weight in weights.items()}
 
     def by_source(self, value_S: np.ndarray) -> dict[str, float]:
         return dict(zip(self.table.sources, value_S.tolist(), strict=True))
@@ -246,7 +274,9 @@ def _findings(
         why = "with fewer than 40 runs it cannot split" if few else "it learned nothing"
         rows.notes.append(f"{choice.name} predicts a constant: {why}")
     chosen = surrogate is None and method == "regmix"
-    named = "the mixing law" if method == "mixing-law" else f"{surrogate} was asked for"
+    named = f"{surrogate} was asked for"
+    if method != "regmix":
+        named = "the mixing law" if method == "mixing-law" else "the law of Olmix"
     each = zip(rows.shares, fitted_NV.T, rows.loss_NV.T, strict=True)
     by_target = {name: score(guess_N, loss_N) for name, guess_N, loss_N in each}
     return {
@@ -255,7 +285,7 @@ def _findings(
         "sources": list(rows.table.sources),
         "targets": rows.shares,
         "all_targets": list(rows.table.targets),
-        "prior": rows.by_source(rows.prior_S),
+        "prior": dict(rows.prior),
         "caps": {name: cap for name, cap in rows.by_source(rows.cap_S).items() if cap < 1},
         "surrogate": {
             "name": choice.name,
@@ -270,10 +300,10 @@ def _findings(
     }
 
 
-def _optimum(rows: _Rows, objective: PlanObjective) -> tuple[np.ndarray, dict[str, Any]]:
+def _optimum(rows: _Rows, objective: PlanObjective, kl: float) -> tuple[np.ndarray, dict[str, Any]]:
     """The exact optimum of the laws' sum within the caps, and the laws' identifiable parameters."""
     laws = [law for law in objective.fitted_V if isinstance(law, ExponentialLaw)]
-    optimum = find_optimum(laws, rows.share_V, rows.cap_S)
+    optimum = find_optimum(laws, rows.share_V, rows.cap_S, kl=kl, prior_S=rows.kl_prior_S)
     if not optimum.unique:
         rows.notes.append(
             "several mixtures have the lowest predicted loss; the proposal is one in their middle"

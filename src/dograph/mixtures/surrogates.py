@@ -4,7 +4,7 @@ Shapes: N runs, S sources, A penalties, V targets, R repeats, K folds.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -274,6 +274,7 @@ def choose_surrogate(
     shares: dict[str, float],
     *,
     names: Sequence[str] = tuple(SURROGATES),
+    surrogates: Mapping[str, Surrogate] | None = None,
     seed: int = 42,
 ) -> Choice:
     """The surrogate with the highest rank correlation on left-out runs.
@@ -287,13 +288,13 @@ def choose_surrogate(
     folds, repeats = int(fold_RN.max()) + 1, len(fold_RN)
     each = repeats * folds * len(shares)
     validated: dict[str, Judged] = {}
-    notes: list[str] = []
+    known, notes = surrogates or SURROGATES, list[str]()
     with counted("{done}/{total} fits", len(names) * each) as display:
         for rank, name in enumerate(names):
             run = partial(_in_threads, display=display, before=rank * each, note=name)
             try:
                 how = fold_RN, seed, run
-                validated[name] = _validate(SURROGATES[name], weight_NS, loss_NV, shares, *how)
+                validated[name] = _validate(known[name], weight_NS, loss_NV, shares, *how)
             except DographError as error:
                 if len(names) == 1:
                     raise

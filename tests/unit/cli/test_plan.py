@@ -81,6 +81,8 @@ def settings(corpus):
         (["regmix", "mixer.caps={alpha: 1}"], r"mixer\.caps is not an option of regmix"),
         (["regmix", "mixer.target=alfa"], 'not a source; did you mean "alpha"'),
         (["doremi", "--from-table", "a", "b"], "doremi cannot plan from a table"),
+        (["olmix"], "olmix plans from a table"),
+        (["olmix", "--from-table", "a", "b", "mixer.top=3"], r"mixer\.top is not an option of olm"),
         (["mixing-law", "--from-table", "a", "b", "mixer.top=3"], r"mixer\.top is not an option"),
         (["mixing-law", "--from-table", "a", "b", "mixer.law=transfer"], "removed.*: exponential"),
         (["regmix", "--from-table", "a", "b", "--proxy", "x=1"], "--proxy: no proxies"),
@@ -235,6 +237,39 @@ def test_a_run_gives_its_prior_and_its_caps(corpus, folder, tables):
     assert written["findings"]["prior"] == pytest.approx({"alpha": 0.6, "beta": 0.3, "gamma": 0.1})
     assert "epochs" in result.stdout.splitlines()[0]
     assert written["provenance"]["target_tokens"] == 12_800
+
+
+def test_olmix_stays_near_the_prior_and_repeats_no_source_too_often(corpus, folder, tables):
+    (folder / "prior.yaml").write_text("weights: {alpha: 5, beta: 3, gamma: 2}")
+    table = ("--from-table", *tables["fit"])
+    options = ("mixer.prior=prior.yaml", "mixer.target=C4")
+    invoke("olmix", *options, *table)
+    near = yaml.safe_load((folder / "mixture.yaml").read_text())
+    assert 0.2 < near["weights"]["gamma"] < 0.9
+    assert near["provenance"]["settings"]["kl"] == 0.1
+    invoke("olmix", *options, "mixer.kl=1e6", *table, "--force")
+    again = yaml.safe_load((folder / "mixture.yaml").read_text())
+    assert again["weights"] == pytest.approx({"alpha": 0.5, "beta": 0.3, "gamma": 0.2}, abs=1e-5)
+    # 12,800 tokens are drawn and gamma has 1,000: four epochs of it are 0.3125 of the run
+    run = [f"data.corpus={corpus}", "data.seq_len=32", "train.steps=25", "train.batch_size=16"]
+    invoke("olmix", *run, "mixer.kl=0", "mixer.target=C4", *table, "--force")
+    most = yaml.safe_load((folder / "mixture.yaml").read_text())
+    assert most["weights"]["gamma"] == pytest.approx(4 * 1000 / 12_800)
+
+
+def test_olmix_reuses_a_mixture(folder, tables):
+    (folder / "old.yaml").write_text("weights: {alpha: 3, beta: 1}")
+    table = ("--from-table", *tables["fit"])
+    reuse = ("mixer.reuse=old.yaml", "mixer.unchanged=[alpha, beta]")
+    result = invoke("olmix", *reuse, "mixer.target=C4", *table)
+    written = yaml.safe_load((folder / "mixture.yaml").read_text())
+    weights = written["weights"]
+    assert weights["alpha"] == pytest.approx(3 * weights["beta"])
+    assert written["provenance"]["settings"]["unchanged"] == ["alpha", "beta"]
+    assert "unchanged sources are not in the ratios of the earlier mixture" in result.stderr
+    for wrong in (reuse[:1], reuse[1:], (reuse[0], "mixer.unchanged=[]")):
+        with pytest.raises(ConfigError, match=r"mixer\.reuse=.*: give both"):
+            invoke("olmix", *wrong, *table, "--force")
 
 
 def test_epochs_need_a_run(folder, tables):

@@ -173,7 +173,10 @@ def test_few_runs_are_said():
         ({"surrogate": "ridg"}, 'did you mean "ridge"'),
         ({"surrogate": "transfer"}, "transfer was removed.*give exponential"),
         ({"method": "mixing-law", "surrogate": "transfer"}, "transfer was removed"),
-        ({"method": "mixing-law", "surrogate": "ridge"}, "law is exponential.*use regmix"),
+        (
+            {"method": "mixing-law", "surrogate": "ridge"},
+            "mixing-law has an exponential law.*use regmix",
+        ),
         ({"target": "e"}, "no target"),
         ({"prior": {"a": 1.0}}, "the prior lacks b, c, d"),
         ({"prior": {"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}}, 'no source "e"'),
