@@ -38,12 +38,12 @@ Target = str | Sequence[str] | Mapping[str, float]
 MEAN = "mean"
 FEWEST_RUNS = 4
 
-# A proposal has the support of its runs if the fit ranks left-out runs and if it is near some run.
+# A proposal has the support of its runs if the fit ranks left-out runs and if it is near them.
 LEAST_SPEARMAN = 0.5  # two of three pairs of left-out runs in the right order, where chance has one
 CHANCE = 1.645  # standard deviations of a rank correlation: chance passes in 1 of 20 tables
 MOST_TIMES_SEEN = 2.0  # a source's weight over the highest in any run,
 HARMLESS = 0.02  # and at least so much above it: small weights hardly change a loss
-MOST_DISTANCE = 1.0  # L1 to the nearest run: half of all weight would have to move
+MOST_DISTANCE = 1.0  # L1 to the nearest blend of runs: half of all weight would have to move
 NEAREST_RUNS = 3  # are named
 
 
@@ -370,20 +370,35 @@ def _support(rows: _Rows, choice: Choice, weight_S: np.ndarray) -> dict[str, Any
     distance_N = np.abs(rows.weight_NS - weight_S).sum(1)
     nearest = np.argsort(distance_N, kind="stable")[:NEAREST_RUNS]
     near = {rows.runs[n]: float(distance_N[n]) for n in nearest}
-    between_NN = np.abs(rows.weight_NS[:, None] - rows.weight_NS).sum(2)
-    np.fill_diagonal(between_NN, np.inf)
-    # Left-out runs were ranked across such distances.
-    allowed = max(MOST_DISTANCE, float(between_NN.min(1).max()))
-    if distance_N.min() > allowed:
+    if (away := distance_to_blends(rows.weight_NS, weight_S)) > MOST_DISTANCE:
         problems.append(
-            f"the proposal is {distance_N.min():.2f} (L1) from the nearest run, at most "
-            f"{allowed:.2f} is allowed: make runs near it, or set caps"
+            f"the proposal is {away:.2f} (L1) from every average of runs, at most "
+            f"{MOST_DISTANCE:.2f} is allowed: make runs near it, or set caps"
         )
     rows.notes.extend(problems)
     return {
         "spearman": ranked,
         "least_spearman": least,
         "nearest_runs": near,
-        "most_distance": allowed,
+        "distance": away,
         "problems": problems,
     }
+
+
+def distance_to_blends(weight_NS: np.ndarray, weight_S: np.ndarray) -> float:
+    """L1 distance to the nearest weighted average of runs, 0 between them: a linear program.
+
+    With many sources even the best interpolation is far from each single run.
+    """
+    from scipy.optimize import linprog
+
+    num_runs, num_sources = weight_NS.shape
+    error_SS, some_N = np.eye(num_sources), np.ones(num_runs)
+    best = linprog(
+        np.concatenate([0 * some_N, np.ones(num_sources)]),
+        A_ub=np.block([[weight_NS.T, -error_SS], [-weight_NS.T, -error_SS]]),
+        b_ub=np.concatenate([weight_S, -weight_S]),
+        A_eq=np.concatenate([some_N, np.zeros(num_sources)])[None],
+        b_eq=[1.0],
+    )
+    return float(best.fun)

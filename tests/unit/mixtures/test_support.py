@@ -47,7 +47,7 @@ def test_a_real_fit_that_does_not_rank_is_not(proxies):
     assert f"a Spearman correlation of {found['spearman']:.2f}; at least 0.50" in ranks
     stackexchange = proxies.sources.index("RedPajamaStackExchange")
     assert f"RedPajamaStackExchange {weight_S[stackexchange]:.4g} (most in a run: 0.3897)" in above
-    assert "from the nearest run, at most 1.00" in far
+    assert "from every average of runs, at most 1.00" in far
     assert set(found["problems"]) <= set(notes)
 
 
@@ -56,7 +56,21 @@ def test_a_real_fit_that_ranks_well_far_from_all_runs_is_not(proxies):
     assert found["spearman"] > 0.9
     above, far = found["problems"]
     assert "RedPajamaWikipedia 1 (most in a run: 0.4" in above
-    assert "1.20 (L1) from the nearest run" in far
+    assert "1.20 (L1) from every average of runs" in far
+
+
+def test_the_distance_to_averages_of_runs():
+    """By hand, and against the nearest of many random averages."""
+    corners = np.eye(3)
+    assert from_table.distance_to_blends(corners, np.full(3, 1 / 3)) == pytest.approx(0, abs=1e-12)
+    assert from_table.distance_to_blends(corners[:2], np.full(3, 1 / 3)) == pytest.approx(2 / 3)
+    assert from_table.distance_to_blends(corners[:1], corners[2]) == pytest.approx(2)
+    draws = np.random.default_rng(0)
+    run_NS, other_S = draws.dirichlet(np.ones(4), 6), np.array([0.9, 0.1, 0, 0])
+    blend_MS = draws.dirichlet(np.full(6, 0.3), 20_000) @ run_NS
+    nearest = np.abs(blend_MS - other_S).sum(1).min()
+    found = from_table.distance_to_blends(run_NS, other_S)
+    assert nearest - 0.03 < found <= nearest + 1e-12
 
 
 def rare_table(runs=60):
