@@ -159,8 +159,8 @@ def deliver(
 
     weights, findings = file.weights, file.findings
     table = None if result is None else result.table
-    problems = [] if force else findings.get("support", {}).get("problems", [])
-    if not problems:
+    refusal = None if force else _refusal(out, findings, has_proxies=table is not None)
+    if refusal is None:
         write_mixture(out, file)
     if table is not None:  # so that it can be fitted again, without proxies
         write_table(table, *table_files(out))
@@ -185,7 +185,7 @@ def deliver(
         cached = f" ({cost.cached} from the lab)" if cost.cached else ""
         spent = f"{duration(cost.seconds)} of training, {cost.flops:.2e} FLOPs"
         print(f"cost: {cost.proxies} proxies{cached}, {spent}")
-    warn([note for note in findings.get("notes", []) if note not in problems], "note")
+    warn([note for note in findings.get("notes", []) if note not in str(refusal)], "note")
     warn(findings.get("advice", []), "advice")
     warn(repeats)
     if result is None or table is not None:
@@ -193,15 +193,18 @@ def deliver(
     if table is not None:
         mixtures, losses = table_files(out)
         print(f"table of the proxies: {mixtures}, {losses} (for dograph plan --from-table)")
-    if problems:
-        raise _refusal(out, findings["support"], has_proxies=table is not None)
+    if refusal is not None:
+        raise refusal
     kept = [setting for setting in settings if not setting.startswith("mixer.")]
     use = ["dograph", "train", *kept, "mixer.name=static", f"mixer.file={out}"]
     print(f"{out} is written. Train with it: {shlex.join(use)}")
 
 
-def _refusal(out: Path, support: Mapping[str, Any], has_proxies: bool) -> ConfigError:
-    """Why a plan is not written, and what to do."""
+def _refusal(out: Path, findings: Mapping[str, Any], has_proxies: bool) -> ConfigError | None:
+    """Why a plan is not written, and what to do; None if its runs support it, or it has none."""
+    support = findings.get("support", {})
+    if not support.get("problems"):
+        return None
     near = ", ".join(f"{run} ({away:.2f})" for run, away in support["nearest_runs"].items())
     return ConfigError(
         f"{out} is not written, because the runs do not support it:\n"

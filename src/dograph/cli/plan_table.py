@@ -53,15 +53,11 @@ class OlmixTable(TableOptions):
     delta: float = Field(0.02, gt=0)
     kl: float = Field(0.1, ge=0)  # weight of KL(mixture || prior), in nats of the target
     reuse: str | None = None  # a mixture file: the plan before the corpus changed
-    unchanged: Any = None  # with reuse: sources that keep their ratios of that plan
+    unchanged: list[str] = Field([])  # with reuse: sources that keep their ratios of that plan
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        names = [self.unchanged] if isinstance(self.unchanged, str) else self.unchanged
-        is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
-        if (self.reuse is None) != (names is None) or (
-            names is not None and not (is_list and names)
-        ):
+        if (self.reuse is None) != (not self.unchanged):
             raise ConfigError(
                 f"mixer.reuse={self.reuse} with mixer.unchanged={self.unchanged}: give both, a "
                 "mixture file and the sources that keep its ratios, as in "
@@ -106,9 +102,9 @@ def plan_from_table(
     used: dict[str, Any] = {"tables": [str(file) for file in files], "target": options.target}
     used |= {"caps": caps} | how
     if getattr(options, "reuse", None) is not None:
-        unchanged = [options.unchanged] if isinstance(options.unchanged, str) else options.unchanged
-        used |= {"reuse": options.reuse, "unchanged": unchanged}
-        how["reuse"] = MixtureReuse.of(find_mixture(options.reuse)[0].weights, unchanged, table)
+        used |= {"reuse": options.reuse, "unchanged": options.unchanged}
+        earlier = find_mixture(options.reuse)[0].weights
+        how["reuse"] = MixtureReuse.of(earlier, options.unchanged, table)
     proposal = propose_from_table(
         cast(Method, method),
         table,

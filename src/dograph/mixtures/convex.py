@@ -42,10 +42,8 @@ class Total:
         kl: float = 0.0,
         prior_S: np.ndarray | None = None,
     ) -> None:
-        self.kl, self.log_prior_S = (
-            kl,
-            np.log(1.0 if prior_S is None else np.maximum(prior_S, TINY)),
-        )
+        self.kl = kl
+        self.log_prior_S = np.log(1.0 if prior_S is None else np.maximum(prior_S, TINY))
         used = [law for law, share in zip(laws, share_V, strict=True) if share > 0]
         self.share_V = share_V[share_V > 0]
         self.c = float(self.share_V @ np.array([law.c for law in used]))
@@ -243,8 +241,8 @@ def _with_prior(total: Total, cap_S: np.ndarray) -> np.ndarray:
             fall = float(step_V @ slope_V)
             if fall > -1e-30 * max(1.0, abs(value)):
                 break
-            shrink_V = np.where(step_V < 0, step_V, -TINY)
-            length = min(1.0, TO_BOUNDARY * float((y_V / -shrink_V).min()))
+            shrink = float(np.max(-step_V / y_V))
+            length = 1.0 if shrink < TO_BOUNDARY else TO_BOUNDARY / shrink
             while length > 1e-12:
                 trial_V = np.log(y_V + length * step_V)
                 if dual(trial_V, kl)[0] <= value + 0.1 * length * fall + 1e-15 * abs(value):

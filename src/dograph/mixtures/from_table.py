@@ -21,6 +21,7 @@ from dograph.mixtures.surrogates import (
     Choice,
     Judged,
     PlanObjective,
+    Surrogate,
     choose_surrogate,
     fit_objective,
     is_constant,
@@ -84,16 +85,12 @@ def propose_from_table(
     Findings give errors in sample and on left-out runs separately, and `support`: how well the runs
     support the proposal.
     """
-    names = _candidates(method, surrogate)
+    surrogates = _candidates(method, surrogate, delta)
     if not 1 <= top <= draws:
         raise ConfigError(f"top={top}: of {draws:,} simulated mixtures 1 to all may be averaged")
     rows = _Rows(table, target, prior, caps, max_usage, reuse)
     runs = rows.weight_NS, rows.loss_NV
-    surrogates = dict(SURROGATES)
-    if method != "regmix":
-        surrogates["exponential"] = partial(SURROGATES["exponential"], delta=delta)
-    how: dict[str, Any] = {"names": names, "surrogates": surrogates, "seed": seed}
-    choice = choose_surrogate(*runs, rows.shares, **how)
+    choice = choose_surrogate(*runs, rows.shares, surrogates=surrogates, seed=seed)
     objective = fit_objective(surrogates[choice.name], *runs, rows.share_V, seed=seed)
     findings = _findings(method, rows, choice, objective, surrogate)
     if method == "regmix":
@@ -118,20 +115,19 @@ def propose_from_table(
     return Proposal(Mixture.normalised(reuse.expanded(weights) if reuse else weights), findings)
 
 
-def _candidates(method: str, surrogate: str | None) -> tuple[str, ...]:
+def _candidates(method: str, surrogate: str | None, delta: float) -> dict[str, Surrogate]:
     """The surrogates to choose from."""
     methods = get_args(Method)
     if method not in methods:
         raise ConfigError(f'"{method}" does not plan from tables; {did_you_mean(method, methods)}')
     if surrogate is not None:
         require_surrogate(surrogate)
-    if method != "regmix" and surrogate not in (None, "exponential"):
-        raise ConfigError(
-            f'{method} has an exponential law; to plan with "{surrogate}", use regmix'
-        )
-    if method != "regmix":
-        return ("exponential",)
-    return tuple(SURROGATES) if surrogate is None else (surrogate,)
+    if method == "regmix":
+        return dict(SURROGATES) if surrogate is None else {surrogate: SURROGATES[surrogate]}
+    if surrogate not in (None, "exponential"):
+        what = f"{method} has an exponential law"
+        raise ConfigError(f'{what}; to plan with "{surrogate}", use regmix')
+    return {"exponential": partial(SURROGATES["exponential"], delta=delta)}
 
 
 def known_name(
@@ -142,6 +138,12 @@ def known_name(
     if own is None or own not in known:
         raise ConfigError(f'the table has no {what} "{name}"; {did_you_mean(name, known)}{also}')
     return own
+
+
+def by_own_names(weights: Weights, table: MixtureTable) -> dict[str, float]:
+    """Weights or caps under the table's names of its sources."""
+    names = table.sources, table.aliases, "source"
+    return {known_name(name, *names): weight for name, weight in weights.items()}
 
 
 def target_shares(table: MixtureTable, target: Target) -> dict[str, float]:
@@ -174,20 +176,16 @@ def target_shares(table: MixtureTable, target: Target) -> dict[str, float]:
 
 
 def cap_vector(
-    caps: Weights | None,
-    prior_S: np.ndarray,
-    sources: Sequence[str],
-    aliases: Mapping[str, str],
-    max_usage: float | None = None,
+    caps: Weights, prior_S: np.ndarray, sources: Sequence[str], max_usage: float | None = None
 ) -> np.ndarray:
     """Highest weight of each source: its cap, at most `max_usage` times its prior, otherwise 1."""
     cap_S: np.ndarray = np.where(prior_S > 0, 1.0, 0.0)
     if max_usage is not None:
         cap_S = np.minimum(cap_S, max_usage * prior_S)
-    for name, cap in (caps or {}).items():
+    for name, cap in caps.items():
         if not cap >= 0:
             raise ConfigError(f'the cap of source "{name}" must be >= 0, got {cap}')
-        column = list(sources).index(known_name(name, sources, aliases, "source"))
+        column = list(sources).index(name)
         cap_S[column] = min(cap_S[column], cap)
     if cap_S.sum() < 1 - 1e-9:
         tight = [f"{s} {c:.4g}" for s, c in zip(sources, cap_S, strict=True) if c < 1]
@@ -239,24 +237,19 @@ class _Rows:
             self.notes.append("no prior was given; it is the mean of the table's mixtures")
             given = dict(zip(whole.sources, whole.weight_NS.mean(0).tolist(), strict=True))
         else:
-            given = self._by_own_names(prior, whole)
+            given = by_own_names(prior, whole)
             if silent := [source for source in whole.sources if source not in given]:
                 raise ConfigError(f"the prior lacks {listed(silent)}; give 0 to leave a source out")
         self.prior = Mixture.normalised(given).weights
-        own, own_caps = self.prior, self._by_own_names(caps or {}, whole)
+        own, own_caps = self.prior, by_own_names(caps or {}, whole)
         if reuse is not None:
             (own, kept_distance), own_caps = reuse.prior(own), reuse.caps(own_caps)
         self.prior_S: np.ndarray = np.array([own[source] for source in table.sources])
-        self.cap_S = cap_vector(own_caps, self.prior_S, table.sources, {}, max_usage)
+        self.cap_S = cap_vector(own_caps, self.prior_S, table.sources, max_usage)
         # The KL term is that of the expanded mixture.
         self.kl_prior_S = self.prior_S.copy()
         if reuse is not None:
             self.kl_prior_S[table.sources.index(reuse.name)] *= math.exp(-kept_distance)
-
-    @staticmethod
-    def _by_own_names(weights: Weights, table: MixtureTable) -> dict[str, float]:
-        names = table.sources, table.aliases, "source"
-        return {known_name(name, *names): weight for name, weight in weights.items()}
 
     def by_source(self, value_S: np.ndarray) -> dict[str, float]:
         return dict(zip(self.table.sources, value_S.tolist(), strict=True))
@@ -274,9 +267,8 @@ def _findings(
         why = "with fewer than 40 runs it cannot split" if few else "it learned nothing"
         rows.notes.append(f"{choice.name} predicts a constant: {why}")
     chosen = surrogate is None and method == "regmix"
-    named = f"{surrogate} was asked for"
-    if method != "regmix":
-        named = "the mixing law" if method == "mixing-law" else "the law of Olmix"
+    laws = {"mixing-law": "the mixing law", "olmix": "the law of Olmix"}
+    named = laws.get(method, f"{surrogate} was asked for")
     each = zip(rows.shares, fitted_NV.T, rows.loss_NV.T, strict=True)
     by_target = {name: score(guess_N, loss_N) for name, guess_N, loss_N in each}
     return {

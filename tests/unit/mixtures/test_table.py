@@ -157,6 +157,8 @@ def test_targets_by_name(pile):
     ("target", "message"),
     [
         ("pile-cc", 'did you mean "pile_cc"'),
+        ("Pile-CC", 'did you mean "pile_cc"'),
+        ("GitHub", 'did you mean "github"'),
         ("8", "allowed: arxiv, github, pile_cc"),
         ("8", '"mean"'),
         ({"github": -1.0}, "must be >= 0"),
