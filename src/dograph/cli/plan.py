@@ -151,11 +151,8 @@ def deliver(
     corpus' own mixture, or without proxies (`result` is None) the prior. If the run is known, the
     table also shows how often it will read each source.
     """
-    from dograph.mixers.base import Mixer
     from dograph.mixtures.file import write_mixture
     from dograph.mixtures.tables import write_table
-    from dograph.train.assembly import open_sampler
-    from dograph.train.forecast import planned_epochs, repeat_warnings
 
     weights, findings = file.weights, file.findings
     table = None if result is None else result.table
@@ -164,12 +161,9 @@ def deliver(
         write_mixture(out, file)
     if table is not None:  # so that it can be fitted again, without proxies
         write_table(table, *table_files(out))
-    epochs, repeats = {}, []
+    epochs, repeats = dict[str, float](), list[str]()
     if run is not None and corpus is not None:
-        sampler = open_sampler(run, corpus)
-        sampler.remix(0, file.mixture, reason="plan")
-        epochs = planned_epochs(run, sampler, Mixer())
-        repeats = repeat_warnings(run, sampler, Mixer())
+        epochs, repeats = _repeats(run, corpus, file)
     kind, meaning = "natural", "share of the corpus' tokens"
     if result is None:
         kind, meaning = "prior", "the mixture that the plan starts from"
@@ -198,6 +192,19 @@ def deliver(
     kept = [setting for setting in settings if not setting.startswith("mixer.")]
     use = ["dograph", "train", *kept, "mixer.name=static", f"mixer.file={out}"]
     print(f"{out} is written. Train with it: {shlex.join(use)}")
+
+
+def _repeats(
+    run: "RunConfig", corpus: "Corpus", file: "MixtureFile"
+) -> tuple[dict[str, float], list[str]]:
+    """How often the run reads each source, and warnings about it."""
+    from dograph.mixers.base import Mixer
+    from dograph.train.assembly import open_sampler
+    from dograph.train.forecast import planned_epochs, repeat_warnings
+
+    sampler = open_sampler(run, corpus)
+    sampler.remix(0, file.mixture, reason="plan")
+    return planned_epochs(run, sampler, Mixer()), repeat_warnings(run, sampler, Mixer())
 
 
 def _refusal(out: Path, findings: Mapping[str, Any], has_proxies: bool) -> ConfigError | None:

@@ -88,7 +88,7 @@ def _interior(total: Total, cap_S: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     """
     use = np.flatnonzero(cap_S > 0)
     cap, size = cap_S[use], len(use)
-    weight_S = cap_S / cap_S.sum()
+    weight_S: np.ndarray = cap_S / cap_S.sum()
     slope = total.slope(weight_S)[use]
     unit = float(np.ptp(slope)) or 1.0
     state = np.concatenate([weight_S[use], np.full(2 * size, 1.0), [-slope.mean() / unit]])
@@ -228,7 +228,7 @@ def _with_prior(total: Total, cap_S: np.ndarray) -> np.ndarray:
         best = float(along_S @ weight_S + kl * (weight_S @ total.log_ratio(weight_S)))
         return float(np.exp(log_y_V) @ (log_y_V - log_a_V - 1)) - best, weight_S, free_S, slope_V
 
-    weight_S = cap_S / cap_S.sum()
+    weight_S: np.ndarray = cap_S / cap_S.sum()
     for kl in total.kl * 10.0 ** np.arange(max(0, np.ceil(-np.log10(total.kl))), -1, -1):
         log_y_V = log_a_V + t_VS @ weight_S
         for _ in range(ITERATIONS):
