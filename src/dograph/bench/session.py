@@ -299,14 +299,7 @@ class Session:
             **self._profiled(arm),
         }
         if is_mode:
-            work = extra_work(
-                arm.model,
-                options.config(name).sketch,
-                options.batch,
-                options.seq_len,
-                half=options.dtype == "bfloat16",
-                two_sweeps=options.accumulates == "two_sweeps",
-            )
+            work = extra_work(arm.model, options.config(name))
             rates = ("copy_bytes_per_second", "matmul_flops_per_second")
             least = floor_ms(work, *(self.machine[rate] for rate in rates))
             result |= {"floor_ms": least, "floor_ratio": (median + least["total"]) / median}
