@@ -229,14 +229,15 @@ class Session:
     def run(self, *others: Callable[[], None]) -> None:
         """Measure the machine, a plain step, every mode, and what `others` measure."""
         options = self.options
-        self.machine = measure_machine(self.device, options.dtype, options.peak_tflops)
+        self.machine = measure_machine(self.device, options.run.train.dtype, options.peak_tflops)
         self.say(
             f"{self.machine['name']}: copies {self.machine['copy_bytes_per_second'] / 1e9:,.0f} "
             f"GB/s, multiplies {self.machine['matmul_flops_per_second'] / 1e12:,.2f} TFLOP/s"
         )
         self.batches = arms.open_batches(options, self.device)
         model = arms.open_model(options, torch.device("meta"))
-        flops = count_flops(model, options.batch, options.seq_len)
+        batch = options.run.train.batch_size
+        flops = count_flops(model, batch, options.run.data.seq_len)
         self.findings = {
             "complete": False,
             "environment": describe_environment(),
@@ -311,7 +312,7 @@ class Session:
 
     def speed(self, ms: float, share: float = 1.0) -> Findings:
         """Tokens per second and MFU of a step on this share of the batch."""
-        flops, tokens = self.findings["flops_per_step"], self.options.batch * self.options.seq_len
+        flops, tokens = self.findings["flops_per_step"], self.options.run.tokens_per_step
         return {
             "tokens_per_second": 1e3 * share * tokens / ms,
             "mfu": 1e3 * share * flops / ms / self.machine["peak_flops_per_second"],
