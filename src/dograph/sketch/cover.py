@@ -160,15 +160,19 @@ def _candidates(
         yield gain, partial(agrees, gain, numbers(width if width > 1 else 4))
 
 
+def _fits(rule: Rule, value: Tensor, *, exactly: bool) -> tuple[bool, bool]:
+    """Whether the formula gives the layer's output, and whether it does in bfloat16 too."""
+    with _with_weights(rule, random=exactly):
+        fits = half = _same_output(rule, value, exactly=exactly)
+        if fits and not value.is_meta:
+            with torch.autocast(value.device.type, torch.bfloat16):
+                half = _same_output(rule, value.to(torch.bfloat16), exactly=exactly)
+    return fits, half
+
+
 def _is_linear(rule: MatrixRule, value: Tensor) -> bool:
-    with _with_weights(rule):
-        fits = _same_output(rule, value)
-        if value.is_meta:
-            return fits
-        # Its own forward runs if it treats bfloat16 in another way than F.linear.
-        half = value.to(torch.bfloat16)
-        with torch.autocast(value.device.type, torch.bfloat16):
-            rule.by_formula = fits and rule.own is None and _same_output(rule, half)
+    # Its own forward runs if it treats bfloat16 in another way than F.linear.
+    fits, rule.by_formula = _fits(rule, value, exactly=False)
     return fits
 
 
@@ -188,13 +192,7 @@ def _is_lookup(rule: EmbeddingRule, index: Tensor) -> bool:
 
 def _is_norm(rule: NormRule, value: Tensor) -> bool:
     """Bit by bit, in float32 and in bfloat16: otherwise a GainRule runs the layer itself."""
-    with _with_weights(rule, random=True):
-        fits = _same_output(rule, value, exactly=True)
-        if value.is_meta:
-            return fits
-        with torch.autocast(value.device.type, torch.bfloat16):
-            fits = fits and _same_output(rule, value.to(torch.bfloat16), exactly=True)
-    return fits and agrees(rule, value)
+    return _fits(rule, value, exactly=True)[1] and agrees(rule, value)
 
 
 @contextmanager
@@ -219,7 +217,7 @@ def _output(function: Callable[[Tensor], Any], value: Tensor) -> Tensor | None:
     return output.detach() if isinstance(output, Tensor) else None
 
 
-def _same_output(rule: Rule, value: Tensor, *, exactly: bool = False) -> bool:
+def _same_output(rule: Rule, value: Tensor, *, exactly: bool) -> bool:
     expected = _output(rule.stock, value)
     got = None if expected is None else _output(rule.formula, value)
     if (

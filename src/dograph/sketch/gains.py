@@ -21,10 +21,6 @@ class GainRule(Rule):
 
     has_matrix = by_formula = False
 
-    def __init__(self, path: str, module: Any, names: dict[str, str]) -> None:
-        super().__init__(path, module, names)
-        self.vectors = tuple(names)
-
     def vector(self, seen: Tensor, grad: Tensor) -> Tensor:
         own = {name: getattr(self.module, name) for name in self.vectors}
         zero = {name: torch.zeros_like(value) for name, value in own.items()}
@@ -65,7 +61,7 @@ class GivenRule(Rule):
 
     def __init__(self, path: str, module: Any, names: dict[str, str], *, rule: LayerRule) -> None:
         super().__init__(path, module, names)
-        self.vectors, self.rule = tuple(names), rule
+        self.rule = rule
 
     def vector(self, seen: Tensor, grad: Tensor) -> Tensor:
         with torch.no_grad():
