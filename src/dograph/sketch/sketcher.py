@@ -30,8 +30,7 @@ from dograph.config import DEFAULT_DIM, Refresh, mode_conflicts
 from dograph.errors import ConfigError, did_you_mean
 from dograph.sketch import gradients
 from dograph.sketch.check import CheckedRecord, reached_parameters
-from dograph.sketch.cover import blocks_of, cover, last_linear, output_layer
-from dograph.sketch.gains import LayerRule
+from dograph.sketch.cover import LayerRule, blocks_of, cover, last_linear, output_layer
 from dograph.sketch.gradients import Gradients, MicroBatchResult, WorldRows, gather_signals
 from dograph.sketch.projection import Projection, SketchBuilder
 from dograph.sketch.rules import Rule, replaced_forward
