@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,9 +88,6 @@ class DomainGraph:
     nodes: list[Node]
     edges: list[Edge]
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def build_graph(
     domains: Domains,
@@ -140,7 +136,7 @@ def build_graph(
 def write_graph(graph: DomainGraph, path: Path, words: Mapping[int, str] | None = None) -> None:
     """Write the graph in the format of the file's extension; `words` are part of the labels."""
     formats: dict[str, Callable[[DomainGraph], str]] = {
-        ".json": lambda graph: json.dumps(graph.to_json(), indent=2, ensure_ascii=False) + "\n",
+        ".json": lambda graph: json.dumps(asdict(graph), indent=2, ensure_ascii=False) + "\n",
         ".graphml": lambda graph: to_graphml(graph, words),
     }
     if path.suffix not in formats:
