@@ -255,7 +255,8 @@ class Sketcher:
         if self._running and self._cut_leaf is not None:  # runs again, above its first run
             return self._above(*args, **kwargs)
         values = [*args, *kwargs.values()]
-        first = next((i for i, v in enumerate(values) if gradients.is_floating(v)), None)
+        tensors = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
+        first = next((i for i in tensors if values[i].is_floating_point()), None)
         if first is None:
             raise ConfigError(
                 f"mode {self.mode} cuts the model at the input of a layer, but it got no tensor of "
