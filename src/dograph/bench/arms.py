@@ -89,8 +89,9 @@ class BenchOptions:
 
     def to_json(self) -> dict[str, Any]:
         run, train, sketch = self.run, self.run.train, self.run.sketch
-        values = {"model": run.model.preset, "batch": train.batch_size, "seq_len": run.data.seq_len}
-        values |= {"vocab_size": self.vocab_size, "dtype": train.dtype, "compile": train.compile}
+        values: dict[str, Any] = {"model": run.model.preset, "batch": train.batch_size}
+        values |= {"seq_len": run.data.seq_len, "vocab_size": self.vocab_size}
+        values |= {"dtype": train.dtype, "compile": train.compile}
         values |= {"micro_batch": train.micro_batch_size, "accumulation": self.accumulation}
         values |= {"modes": list(self.modes), "top_blocks": sketch.top_blocks}
         values |= {"recipe": self.recipe, "dim": sketch.dim, "steps": self.steps}

@@ -155,11 +155,12 @@ def to_graphml(graph: DomainGraph, words: Mapping[int, str] | None = None) -> st
 
     drawn = networkx.Graph(id=f"step-{graph.step}")
     for node in graph.nodes:
-        values = {"label": _title(node, (words or {}).get(node.domain)), "samples": node.samples}
+        label = _xml(_title(node, (words or {}).get(node.domain)))
+        values: dict[str, object] = {"label": label, "samples": node.samples}
         values |= {name: value for name, value in asdict(node).items() if name in _FIGURES}
         values |= {f"source: {name}": count for name, count in node.sources.items()}
         known = {_xml(name): value for name, value in values.items() if value is not None}
-        drawn.add_node(f"n{node.domain}", **known | {"label": _xml(known["label"])})
+        drawn.add_node(f"n{node.domain}", **known)
     for edge in graph.edges:
         values = {"cosine": edge.cosine, "mmd_squared": edge.mmd_squared}
         drawn.add_edge(f"n{edge.first}", f"n{edge.second}", **values)
