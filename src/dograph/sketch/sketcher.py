@@ -119,8 +119,7 @@ class Sketcher:
 
     def _require_fitting(self) -> None:
         """Refuse a model, mode and projection that do not fit together."""
-        kind = self.projection.kind
-        for refusal in mode_conflicts(self.mode, kind, shards=self.sharded):
+        for refusal in mode_conflicts(self.mode, self.projection.kind, shards=self.sharded):
             raise ConfigError(refusal)
         if self.mode == "topdown":
             name, blocks = blocks_of(self.model)
