@@ -12,8 +12,6 @@ import torch
 
 from dograph.choices import Accumulation
 from dograph.config import RunConfig, merge, parse_config, require_compatible, resolve_config
-from dograph.data.corpus import Corpus
-from dograph.data.loader import Loader
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.dograph import DoGraph
 from dograph.mixers.registry import build_mixer
@@ -21,10 +19,9 @@ from dograph.models.build import build_model
 from dograph.models.loss import PerSampleLoss, compile_regions
 from dograph.models.presets import PRESETS
 from dograph.rng import stream
-from dograph.train.assembly import open_sampler
 from dograph.train.distributed import World
 from dograph.train.step import Lap, TrainStep, build_optimizer
-from dograph.types import Batch, Mixture, SampleIds
+from dograph.types import Batch, SampleIds
 
 LEAST_WARMUP_STEPS = 5
 WARMUP_STEPS = {"safe": 12}  # its domains are known after ten steps
@@ -42,7 +39,6 @@ class BenchOptions:
     modes: tuple[str, ...]
     vocab_size: int
     steps: int = 30
-    corpus: str | None = None  # None: random tokens
     profile: bool = False
     peak_tflops: float | None = None
 
@@ -95,7 +91,7 @@ class BenchOptions:
         values |= {"micro_batch": train.micro_batch_size, "accumulation": self.accumulation}
         values |= {"modes": list(self.modes), "top_blocks": sketch.top_blocks}
         values |= {"recipe": self.recipe, "dim": sketch.dim, "steps": self.steps}
-        values |= {"corpus": self.corpus, "profile": self.profile, "peak_tflops": self.peak_tflops}
+        values |= {"corpus": None, "profile": self.profile, "peak_tflops": self.peak_tflops}
         return values | {"seed": run.seed, "accumulates": self.accumulates}
 
 
@@ -118,7 +114,6 @@ def resolve_options(
     settings: Sequence[str] = (),
     *,
     config: str | None = None,
-    corpus: str | None = None,
     vocab_size: int | None = None,
     **how: Any,
 ) -> BenchOptions:
@@ -140,33 +135,16 @@ def resolve_options(
         top_blocks = min(run.sketch.top_blocks, PRESETS[model].layers)
         sketch = run.sketch.model_copy(update={"top_blocks": top_blocks})
         run = run.model_copy(update={"sketch": sketch})
-    if vocab_size is None and corpus is not None:
-        vocab_size = Corpus(corpus).vocab_size
-    how |= {"vocab_size": vocab_size or (50257 if on_gpu else 4096), "corpus": corpus}
+    how["vocab_size"] = vocab_size or (50257 if on_gpu else 4096)
     recipe = DoGraph(**run.mixer.options).options.recipe
     return BenchOptions(run=run, recipe=recipe, modes=tuple(modes), **how)
 
 
 def open_batches(options: BenchOptions, device: torch.device) -> Batches:
     """The batch of every step, the same for all arms."""
-    on_gpu = device.type == "cuda"
-    if options.corpus is None:
-        batches = [_random_batch(options, i, pin=on_gpu) for i in range(NUM_BATCHES)]
-        return lambda step: batches[step % NUM_BATCHES]
-    corpus = Corpus(options.corpus)
-    if corpus.vocab_size > options.vocab_size:
-        raise ConfigError(
-            f"{options.corpus} has a vocabulary of {corpus.vocab_size}, more than "
-            f"--vocab-size {options.vocab_size}; raise that"
-        )
-    sampler = open_sampler(options.run, corpus)
-    tokens = {name: float(count) for name, count in corpus.tokens_by_source().items()}
-    sampler.remix(0, Mixture.normalised(tokens), "plan")
-    loader = Loader(corpus, sampler, pin=on_gpu)
-    # Loaded before anything is timed: the speed of the loader is not measured here.
-    drawn = [loader.load(step, ahead=False) for step in range(4 * NUM_BATCHES)]
-    loader.close()
-    return lambda step: drawn[step % len(drawn)]
+    pin = device.type == "cuda"
+    batches = [_random_batch(options, i, pin=pin) for i in range(NUM_BATCHES)]
+    return lambda step: batches[step % NUM_BATCHES]
 
 
 def _random_batch(options: BenchOptions, number: int, *, pin: bool) -> Batch:
