@@ -17,7 +17,7 @@ from dograph.errors import ConfigError, require
 from dograph.files import write_bytes
 from dograph.progress import counted
 from dograph.report import sections
-from dograph.report.charts import DotChart, LineChart, PageTable, TableCell
+from dograph.report.charts import DotChart, LineChart
 from dograph.report.collect import Comparison, PageData, collect, open_subjects
 from dograph.report.domains import DomainsView, PlacedGraph, node_radius
 from dograph.report.one_run import RunData
@@ -155,19 +155,13 @@ def _draw_probes(domains: DomainsView) -> Any:
 
 
 def draw_comparison(one: Comparison, stem: str) -> Figures:
-    """Paired differences, and methods by source."""
+    """Paired differences."""
     chart = sections.difference_chart(one, "mean")
     if chart.rows:
         figure, axes = sheet(COLUMN, 0.85 + 0.25 * len(chart.rows))
         draw_dots(axes[0, 0], chart)
         axes[0, 0].locator_params(axis="x", nbins=5)
         yield f"{stem}differences", figure
-        table, names = sections.source_table(one), {row.name for row in chart.rows}
-        changed = [row for row in table.rows if row[0] in names]
-        figure, axes = sheet(WIDE, 0.9 + 0.3 * len(changed))
-        draw_heat(axes[0, 0], replace(table, rows=changed))
-        axes[0, 0].set_title(f"loss by source vs. {one.findings.baseline} (nats)")
-        yield f"{stem}by-source", figure
 
 
 def draw_tasks(data: PageData) -> Any:
@@ -305,22 +299,6 @@ def draw_dots(axis: Any, chart: DotChart, names: Sequence[str] = ()) -> None:
             axis.axvline(line, color=PAGE["soft"], linewidth=0.6, linestyle="--")
     axis.set_xlabel(chart.paper_name)
     label_rows(axis, names)
-
-
-def draw_heat(axis: Any, table: PageTable) -> None:
-    """The differences in a table's cells as colours and numbers."""
-    for i, row in enumerate(table.rows):
-        for j, cell in enumerate(row[1:]):
-            assert isinstance(cell, TableCell)
-            change, shade = cell.change or 0.0, abs(cell.shade or 0.0)
-            ink = PAGE["paper"] if shade > 0.7 else PAGE["ink"]
-            axis.text(j, i, f"{change:+.3f}", ha="center", va="center", fontsize=6.5, color=ink)
-    shades = [[getattr(cell, "shade", 0.0) for cell in row[1:]] for row in table.rows]
-    colormap = require("matplotlib.colors", "figures").LinearSegmentedColormap
-    colours = colormap.from_list("page", [PAGE[name] for name in ("low", "paper", "high")])
-    axis.imshow(shades, cmap=colours, vmin=-1, vmax=1, aspect="auto")
-    axis.set_xticks(range(len(table.heads) - 1), table.heads[1:], rotation=30, ha="right")
-    axis.set_yticks(range(len(table.rows)), [row[0] for row in table.rows])
 
 
 def draw_graph(axis: Any, graph: PlacedGraph, names: Mapping[str, str]) -> None:
