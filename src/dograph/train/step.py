@@ -328,7 +328,9 @@ def learning_rate(step: int, config: OptimConfig, total_steps: int) -> float:
 
 def rate_of(step: int, config: RunConfig) -> float:
     """The learning rate of a run's step, over the number of steps that it had at the time."""
-    return learning_rate(step, config.optim, config.train.steps_at(step))
+    train = config.train
+    total = train.steps_at(step) if train.extended else train.steps
+    return learning_rate(step, config.optim, total)
 
 
 def rate_change(old: RunConfig, new: RunConfig, done: int) -> tuple[str, bool]:
