@@ -1,6 +1,6 @@
 """Prepare a corpus: read in order, encode in parallel, write in order, resume after a kill.
 
-One process reads and writes, the others encode; the result depends only on the inputs and the
+One thread reads and writes, the others encode; the result depends only on the inputs and the
 options. A journal is kept, so that the same command continues after an interruption.
 """
 
@@ -12,7 +12,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -143,34 +143,33 @@ class Preparation:
     def run(self, given: TokenizerFile | None, recorded: staging.Recorded) -> staging.Journal:
         """Process everything that the journal does not have yet."""
         options, inputs = self.options, self.inputs
-        with encode.EncodingWorkers(options.workers or os.cpu_count() or 1) as workers:
-            if (self.total_bytes or 0) >= encode.SMALL_CHUNKS * formats.CHUNK_BYTES:
-                workers.start_all()  # they load their libraries while the tokenizer is prepared
-            journal = staging.resume(options, recorded)
-            if journal is None:
-                staging.clear(self.folder)
-                if given is None:
-                    self.report(PreparationProgress("training the tokenizer"))
-                    texts = sample_texts(options, inputs)
-                    given = TokenizerFile(train_bpe(texts, options.bpe_vocab_size), None)
-                tokenizer = place_tokenizer(given, self.folder, options.tokenizer, options.eot)
-                journal = staging.Journal(**recorded.model_dump(), tokenizer=tokenizer)
-                journal.write(self.folder)
-            journal.options = recorded.options
-            self.journal = journal
-            self._cut_files()
-            if journal.all_read:
-                return journal
-            chunks = read_chunks(inputs, journal.position, options)
-            try:
-                set_up = (options, inputs, journal.tokenizer)
-                for encoded in workers.encode_in_order(chunks, set_up):
+        journal = staging.resume(options, recorded)
+        if journal is None:
+            staging.clear(self.folder)
+            if given is None:
+                self.report(PreparationProgress("training the tokenizer"))
+                texts = sample_texts(options, inputs)
+                given = TokenizerFile(train_bpe(texts, options.bpe_vocab_size), None)
+            tokenizer = place_tokenizer(given, self.folder, options.tokenizer, options.eot)
+            journal = staging.Journal(**recorded.model_dump(), tokenizer=tokenizer)
+            journal.write(self.folder)
+        journal.options = recorded.options
+        self.journal = journal
+        self._cut_files()
+        if journal.all_read:
+            return journal
+        chunks = read_chunks(inputs, journal.position, options)
+        encoder = encode.ChunkEncoder(options, inputs, journal.tokenizer)
+        workers = options.workers or os.cpu_count() or 1
+        try:
+            with closing(encode.encode_in_order(chunks, encoder, workers)) as stream:
+                for encoded in stream:
                     self.write(encoded)
                     self.report(self._progress())
-            except BaseException:
-                with suppress(OSError):  # on a full disk the last commit stays valid
-                    self.commit()
-                raise
+        except BaseException:
+            with suppress(OSError):  # on a full disk the last commit stays valid
+                self.commit()
+            raise
         journal.all_read = True
         self.commit()
         return journal
