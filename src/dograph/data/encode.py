@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from dograph.data.corpus import DOCUMENT_DTYPE, Split, TokenizerEntry
-from dograph.data.formats import Bad, Chunk, Position, RawRow, pick
+from dograph.data.formats import Bad, Chunk, Line, Position, RawRow, pick
 from dograph.data.inputs import Input
 from dograph.data.options import PrepareOptions
 from dograph.data.tokenizer import TOKENIZER_FILE, open_tokenizer
@@ -74,10 +74,8 @@ class Checker:
 
     def texts(self) -> Iterator[CheckedText]:
         """The good records, empty ones included; problems of the others are added to `bad`."""
-        rows = self.chunk.rows
-        raw = rows.split(b"\n") if isinstance(rows, bytes) else rows
-        for record, row in enumerate(raw, self.chunk.first):
-            parsed = self._parse(record, row) if isinstance(row, bytes) else row
+        for record, row in enumerate(self.chunk.rows, self.chunk.first):
+            parsed = self._parse(record, row.content) if isinstance(row, Line) else row
             if isinstance(parsed, RawRow):
                 text, source = self._text(record, parsed), self.entry.source
                 source = self._source(record, parsed) if source is None else source
