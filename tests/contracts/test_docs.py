@@ -44,8 +44,8 @@ def test_help_shows_every_choice():
     shown = CliRunner().invoke(app, ["train", "--help"]).output
     for setting, values in CHOICES.items():
         assert f"{setting}=" in shown
-        for choice in values.values():
-            assert " ".join(choice.cost.split()) in " ".join(shown.split())
+        for does in values.values():
+            assert does in " ".join(shown.split())
 
 
 def test_every_preset_and_mixer_is_documented():
