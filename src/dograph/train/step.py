@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Sequence, Set
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -302,17 +302,9 @@ def open_sketcher(
     model: nn.Module, head: nn.Module, config: SketchConfig, mode: Mode, projection: Projection
 ) -> Sketcher:
     """A sketcher for the layers that the configuration names."""
-    return Sketcher(
-        model,
-        mode=mode,
-        dim=projection.dim,
-        projection=projection.kind,
-        seed=projection.seed,
-        refresh=projection.refresh,
-        exclude=tuple(config.exclude),
-        top_blocks=config.top_blocks,
-        head=head,
-    )
+    how = asdict(projection)
+    how |= {"projection": how.pop("kind"), "exclude": tuple(config.exclude)}
+    return Sketcher(model, mode=mode, top_blocks=config.top_blocks, head=head, **how)
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
@@ -336,9 +328,7 @@ def learning_rate(step: int, config: OptimConfig, total_steps: int) -> float:
 
 def rate_of(step: int, config: RunConfig) -> float:
     """The learning rate of a run's step, over the number of steps that it had at the time."""
-    train = config.train
-    total = train.steps_at(step) if train.extended else train.steps
-    return learning_rate(step, config.optim, total)
+    return learning_rate(step, config.optim, config.train.steps_at(step))
 
 
 def rate_change(old: RunConfig, new: RunConfig, done: int) -> tuple[str, bool]:
