@@ -104,6 +104,11 @@ class Mixer:
         return type(self).remix is not Mixer.remix
 
     @property
+    def needs_before_weights(self) -> frozenset[str]:
+        """Signals that `weigh` needs; losses that only `remix` needs come with the backward."""
+        return self.needs - ({"loss"} if type(self).weigh is Mixer.weigh else set())
+
+    @property
     def requires_sources(self) -> bool:
         """Whether it needs sources for weights, not only for its report."""
         return "source" in self.needs

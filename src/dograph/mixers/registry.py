@@ -28,6 +28,8 @@ MIXERS = {
     "unimax": "dograph.mixers.fixed:UniMax",
     "dynamic-loss": "dograph.mixers.dynamic_loss:DynamicLoss",
     "group-dro": "dograph.mixers.group_dro:GroupDRO",
+    "ado": "dograph.mixers.ado:ADO",
+    "odm": "dograph.mixers.odm:ODM",
     "doremi-proxy": "dograph.mixers.doremi:DoReMiProxy",
     "doge-proxy": "dograph.mixers.doge:DoGEProxy",
     **PLANNERS,
