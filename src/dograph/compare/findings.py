@@ -138,6 +138,7 @@ class MethodFindings:
     steps: list[int]
     tokens: list[int]
     flops: RunCost
+    needs: list[str] = field(default_factory=list)  # besides text; older files do not say
     seconds: RunCost | None = None
     peak_bytes: int | None = None
     losses: dict[str, Spread] = field(default_factory=dict)  # by metric
@@ -145,6 +146,11 @@ class MethodFindings:
     epochs: dict[str, float] = field(default_factory=dict)
     most_epochs: MostEpochs | None = None
     differences: Contrasts | None = None  # None for the baseline
+
+    @property
+    def proxies(self) -> int:
+        """Proxies of a plan, or of all its plans if every seed has its own."""
+        return sum(plan.proxies for plan in self.plans)
 
     @property
     def seeds(self) -> int:
@@ -305,12 +311,12 @@ def build_findings(
     others = [method.label for method in ask.methods if method.label != baseline]
     differences = contrasts(runs, baseline, others, tokens)
     methods = []
-    for label, mixer in ((method.label, dict(method.mixer)) for method in ask.methods):
+    for method in ask.methods:
+        label = method.label
         own = [row for row in rows if row.method == label]
         plans = {c.plan.seed: c.plan for c in cells if c.method == label and c.plan is not None}
-        methods.append(
-            replace(_method(label, mixer, own, plans), differences=differences.get(label))
-        )
+        more = {"needs": method.built().inputs, "differences": differences.get(label)}
+        methods.append(replace(_method(label, dict(method.mixer), own, plans), **more))
     findings = Findings(
         format=FORMAT,
         version=VERSION,

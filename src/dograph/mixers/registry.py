@@ -19,6 +19,10 @@ PLANNERS = {  # subclasses of Planner: their plans need proxies
     "regmix": "dograph.mixers.sweep:RegMix",
     "mixing-law": "dograph.mixers.sweep:MixingLaw",
 }
+PROXIES = {  # what those plans train; not methods by themselves
+    "doremi-proxy": "dograph.mixers.doremi:DoReMiProxy",
+    "doge-proxy": "dograph.mixers.doge:DoGEProxy",
+}
 MIXERS = {
     "dograph": "dograph.mixers.dograph:DoGraph",
     "natural": "dograph.mixers.base:Mixer",
@@ -30,8 +34,7 @@ MIXERS = {
     "group-dro": "dograph.mixers.group_dro:GroupDRO",
     "ado": "dograph.mixers.ado:ADO",
     "odm": "dograph.mixers.odm:ODM",
-    "doremi-proxy": "dograph.mixers.doremi:DoReMiProxy",
-    "doge-proxy": "dograph.mixers.doge:DoGEProxy",
+    **PROXIES,
     **PLANNERS,
 }
 
