@@ -40,6 +40,12 @@ def settings(corpus, name, directory, steps):
     return [*given, f"train.steps={steps}", *SETTINGS, *RUNS[name]]
 
 
+def trained(given):
+    trainer = start_run(resolve_config(None, given), ALONE)
+    trainer.train()
+    trainer.run.unlock()
+
+
 def mixtures(directory):
     """Step, reason and weights of every line of weights.jsonl."""
     lines = (directory / "weights.jsonl").read_text().splitlines()
@@ -58,9 +64,7 @@ def assert_equal(one, other, last):
 @pytest.mark.parametrize("name", RUNS)
 def test_a_stopped_and_a_broken_run_go_on_bit_for_bit(corpus, tmp_path, name):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    trainer = start_run(resolve_config(None, settings(corpus, name, whole, 14)), ALONE)
-    trainer.train()
-    trainer.run.unlock()
+    trained(settings(corpus, name, whole, 14))
     trainer = start_run(resolve_config(None, settings(corpus, name, cut, 14)), ALONE)
     trainer.stop_asked = lambda _: 15 if trainer.done == 7 else 0  # with a checkpoint
     assert trainer.train() == 15
@@ -92,7 +96,7 @@ def test_a_stopped_and_a_broken_run_go_on_bit_for_bit(corpus, tmp_path, name):
 @pytest.mark.parametrize("name", RUNS)
 def test_two_ranks_draw_what_one_process_draws_and_a_kill_loses_nothing(corpus, tmp_path, name):
     whole, killed, ranks = (tmp_path / part for part in ("whole", "killed", "ranks"))
-    run("train", *settings(corpus, name, whole, 40))
+    trained(settings(corpus, name, whole, 40))
     run("train", *settings(corpus, name, ranks, 40), ranks=2)
     for one, two in zip(mixtures(whole), mixtures(ranks), strict=True):
         assert one[:2] == two[:2]

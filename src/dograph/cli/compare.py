@@ -80,7 +80,7 @@ def _ask(settings: list[str], proxy: list[str], given: dict[str, Any]) -> "Ask":
     from dograph.config import merge, parse_override, resolve_config
 
     config = resolve_config(*console.split_settings(settings))
-    methods = parse_methods(given["mixers"], config, given["baseline"], say)
+    methods = parse_methods(given["mixers"], config, given["baseline"])
     seeds = parse_seeds(given["seeds"], config.seed)
     planned = any(method.is_planned for method in methods)
     if not planned and (given["replan"] or proxy):

@@ -12,7 +12,7 @@ methods.yaml                     a file: label: {mixer: {...}, sketch: {...}}
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,14 +22,13 @@ from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, RunError
 from dograph.files import write_json
 from dograph.mixers.base import Mixer
-from dograph.mixers.registry import MIXERS, PROXIES, build_mixer, require_mixer
+from dograph.mixers.registry import MIXERS, build_mixer, mixer_class, require_mixer
 from dograph.records import Skipped, read_record
 from dograph.renamed import with_new_settings
 
 Budget = Literal["tokens", "compute"]
 ASK = "ask.json"
 MAX_SETTINGS = 8  # shown of a method or proxy that only one side has
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class ComparedMethod:
     label: str
     mixer: Mapping[str, Any]  # name and options, as in a configuration
     sketch: Mapping[str, Any] = field(default_factory=dict)
-    of_all: bool = False  # it may be left out, with a reason
+    of_all: bool = False  # left out if it cannot run: `without_unable`
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.label):
@@ -60,18 +59,15 @@ class ComparedMethod:
     @property
     def is_planned(self) -> bool:
         """Whether proxies decide its mixture before training."""
-        return self.built().needs_proxies
+        return mixer_class(self.mixer["name"]).needs_proxies
 
     @property
     def is_sketched(self) -> bool:
         """Whether its runs sketch gradients and can be probed; a planned mixture is only drawn."""
-        mixer = self.built()
-        return "sketch" in mixer.needs and not mixer.needs_proxies
+        return "sketch" in mixer_class(self.mixer["name"]).needs and not self.is_planned
 
 
-def parse_methods(
-    text: str, base: RunConfig, baseline: str, say: Say = lambda text: None
-) -> list[ComparedMethod]:
+def parse_methods(text: str, base: RunConfig, baseline: str) -> list[ComparedMethod]:
     """The methods named in `text`; the baseline comes first and is added if missing.
 
     A method with a label of its own replaces the one of `all` with that label.
@@ -100,22 +96,11 @@ def parse_methods(
         )
     for method in methods:
         require_mixer(method.mixer["name"])
-    return [method for method in methods if _is_able(method, base, say)]
-
-
-def _is_able(method: ComparedMethod, base: RunConfig, say: Say) -> bool:
-    """Refuse unknown options before anything is trained; leave out what lacks one."""
-    try:
-        if method.of_all and method.mixer["name"] in PROXIES:
-            raise ConfigError("it only trains the proxies of a plan")
-        method.config(base)
-        method.built()
-    except ConfigError as error:
+    for method in methods:  # rejects unknown options before anything is trained
         if not method.of_all:
-            raise
-        say(f"{method.label} is left out of all: {error}")
-        return False
-    return True
+            method.config(base)
+            method.built()
+    return methods
 
 
 def parse_seeds(text: str, first: int) -> list[int]:

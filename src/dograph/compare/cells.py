@@ -9,7 +9,7 @@ One plan is used for all seeds; with one plan per seed, files are named <method>
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from dograph.compare.arms import Ask, ComparedMethod, Say
+from dograph.compare.arms import Ask, ComparedMethod
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import DographError
@@ -29,6 +29,8 @@ from dograph.plan.pool import Pool
 from dograph.records import read_record
 from dograph.train.distributed import pick_device
 from dograph.train.forecast import step_flops
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

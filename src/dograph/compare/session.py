@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dograph.compare.arms import Ask, ComparedMethod, Say
-from dograph.compare.cells import Cell, lay_out, make_plans
+from dograph.compare.arms import Ask
+from dograph.compare.cells import Cell, Say, lay_out, make_plans
 from dograph.compare.findings import REPORT, Findings, build_findings
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, DographError
 from dograph.files import plain, write_json
-from dograph.mixers.registry import build_mixer
+from dograph.mixers.registry import PROXIES, build_mixer
 from dograph.plan.jobs import Job, JobProgress, Result, read_result
 from dograph.plan.lab import forecast_plan
 from dograph.plan.pool import JobError, Pool
@@ -39,6 +39,24 @@ def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) 
     return findings
 
 
+def without_unable(ask: Ask, say: Say) -> Ask:
+    """Without the methods of `all` that cannot run with these settings; says why each cannot."""
+    kept = []
+    for method in ask.methods:
+        try:
+            if method.of_all and method.mixer["name"] in PROXIES:
+                raise ConfigError("it only trains the proxies of a plan")
+            if method.of_all:
+                open_corpus(replace(ask, methods=(method,)))
+            if method.of_all and method.is_planned and ask.proxy is not None:
+                forecast_plan(method.config(ask.config), ask.proxy, lab=ask.lab)
+            kept.append(method)
+        except DographError as error:
+            why = str(error).removeprefix(f"{method.label}: ")
+            say(f"{method.label} is left out of all: {why}")
+    return replace(ask, methods=tuple(kept))
+
+
 def open_corpus(ask: Ask, say: Say = lambda text: None) -> Corpus:
     """The corpus, after checks that it has validation text and that every method can draw from it.
 
@@ -53,42 +71,20 @@ def open_corpus(ask: Ask, say: Say = lambda text: None) -> Corpus:
             "it with some text held out"
         )
     for method in ask.methods:
-        if not method.is_planned:
-            try:
-                for text in _warnings(ask, method, corpus):
-                    warnings.setdefault(text, []).append(method.label)
-            except DographError as error:
-                raise ConfigError(f"{method.label}: {error}") from error
+        if method.is_planned:
+            continue
+        config = method.config(ask.config)
+        mixer = build_mixer(config.mixer.name, config.mixer.options)
+        sampler = open_sampler(config, corpus)
+        try:
+            sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), reason="plan")
+            for text in start_warnings(config, corpus, sampler, mixer):  # checks later stages, too
+                warnings.setdefault(text, []).append(method.label)
+        except DographError as error:
+            raise ConfigError(f"{method.label}: {error}") from error
     for text, labels in warnings.items():
         say(f"warning ({', '.join(labels)}): {text}")
     return corpus
-
-
-def _warnings(ask: Ask, method: ComparedMethod, corpus: Corpus) -> list[str]:
-    """Warnings about a method that is not planned; an error if it cannot draw its mixtures."""
-    config = method.config(ask.config)
-    mixer, sampler = (
-        build_mixer(config.mixer.name, config.mixer.options),
-        open_sampler(config, corpus),
-    )
-    sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), reason="plan")
-    return start_warnings(config, corpus, sampler, mixer)  # checks later stages, too
-
-
-def without_unable(ask: Ask, say: Say) -> Ask:
-    """Without the methods of `all` that cannot run on this corpus; their reasons are given."""
-    corpus, kept = Corpus(ask.config.data.corpus), []
-    for method in ask.methods:
-        try:
-            if method.of_all and method.is_planned:
-                assert ask.proxy is not None
-                forecast_plan(method.config(ask.config), ask.proxy, lab=ask.lab)
-            elif method.of_all:
-                _warnings(ask, method, corpus)
-            kept.append(method)
-        except DographError as error:
-            say(f"{method.label} is left out of all: {error}")
-    return replace(ask, methods=tuple(kept))
 
 
 def train_cells(

@@ -120,7 +120,7 @@ class Mixer:
         """What it needs besides text, in words for users."""
         draws_by_source = type(self).plan is not Mixer.plan and self.option("sampling") != "natural"
         needed = {
-            "labels": "source" in self.needs or draws_by_source,
+            "labels": self.requires_sources or draws_by_source,
             "a reference": "reference_loss" in self.needs,
             "proxies": self.needs_proxies,
             "validation": self.needs_losses,
