@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BeforeValidator, TypeAdapter
 
 from dograph import stats
-from dograph.compare.arms import Ask
+from dograph.compare.arms import Ask, ComparedMethod
 from dograph.compare.cells import Cell, Planned
 from dograph.data.corpus import Corpus
 from dograph.errors import RunError
@@ -312,11 +312,10 @@ def build_findings(
     differences = contrasts(runs, baseline, others, tokens)
     methods = []
     for method in ask.methods:
-        label = method.label
-        own = [row for row in rows if row.method == label]
-        plans = {c.plan.seed: c.plan for c in cells if c.method == label and c.plan is not None}
-        more = {"needs": method.built().inputs, "differences": differences.get(label)}
-        methods.append(replace(_method(label, dict(method.mixer), own, plans), **more))
+        own = [row for row in rows if row.method == method.label]
+        of_method = [cell.plan for cell in cells if cell.method == method.label]
+        plans = {plan.seed: plan for plan in of_method if plan is not None}
+        methods.append(_method(method, own, plans, differences.get(method.label)))
     findings = Findings(
         format=FORMAT,
         version=VERSION,
@@ -369,10 +368,10 @@ def _cell(
 
 
 def _method(
-    label: str,
-    mixer: dict[str, Any],
+    method: ComparedMethod,
     cells: Sequence[CellFindings],
     plans: Mapping[int | None, Planned],
+    differences: Contrasts | None,
 ) -> MethodFindings:
     def mean(costs: Sequence[RunCost]) -> RunCost:
         parts = ([getattr(cost, part) for cost in costs] for part in ("train", "plan", "total"))
@@ -384,8 +383,10 @@ def _method(
 
     finished = [cell for cell in cells if cell.error is None]
     row = MethodFindings(
-        label=label,
-        mixer=mixer,
+        label=method.label,
+        mixer=dict(method.mixer),
+        needs=method.built().inputs,
+        differences=differences,
         cells=[cell.label for cell in cells],
         failed=[cell.label for cell in cells if cell.error is not None],
         plans=list(plans.values()),

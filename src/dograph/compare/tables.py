@@ -71,10 +71,8 @@ def _name(method: MethodFindings) -> str:
 
 
 LOSS_COLUMNS = ("mean", "difference [95 %]", "text [95 %]", "p", "claim", *METRICS[1:])
-COST_COLUMNS = (
-    *("needs", "proxies", "steps", "FLOPs", "plan", "time", "plan", "memory"),
-    "most repeated source",
-)
+COSTS = ("needs", "proxies", "steps", "FLOPs", "plan", "time", "plan", "memory")
+COST_COLUMNS = (*COSTS, "most repeated source")
 
 
 def _loss_cells(method: MethodFindings) -> list[str]:

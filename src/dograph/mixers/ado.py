@@ -48,19 +48,12 @@ class ADO(OnlineMixer):
     warmup: ClassVar[float] = 0.05
     kept: ClassVar[dict[str, str]] = {
         **OnlineMixer.kept,
-        "refit_every": "refit_every",
-        "samples": "samples",
-        "drawn": "drawn_S",
-        "policy_mean": "mean_S",
-        "laws": "law_3S",
-        "points": "point_PR",
-        "point_steps": "point_steps",
-        "open_point": "open_R",
-        "open_steps": "open_steps",
+        **{name: name for name in ("refit_every", "samples", "drawn_S", "mean_S", "law_3S")},
+        **{name: name for name in ("point_PR", "point_steps", "open_R", "open_steps")},
     }
     option_type = ADOOptions
     options: ADOOptions
-    refit_every = MOST_STEPS
+    refit_every: int
     samples = 0  # n
     drawn_S: Tensor | None = None  # h
     mean_S: Tensor | None = None  # mean(rho)
@@ -139,4 +132,5 @@ def policy(law_3S: Tensor, samples: int, natural_S: Tensor, drawn_S: Tensor) -> 
     rho_S = natural_S * slope_S * drawn_S.sqrt()
     tiny = torch.finfo(rho_S.dtype).tiny  # if no loss falls any more
     rho_S = (rho_S / rho_S.sum().clamp_min(tiny)).clamp_min(LEAST_SHARE)
-    return rho_S / rho_S.sum()
+    result: Tensor = rho_S / rho_S.sum()
+    return result

@@ -5,7 +5,7 @@ Shapes: B samples of the world batch, S sources.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -47,7 +47,12 @@ class OnlineMixer(SourceMixer):
     options: OnlineOptions
     owed_S: Tensor | None = None  # samples that were wanted and not drawn
     loss_S: Tensor | None = None  # the last one of each source
-    warmup_steps, remix_every = 0, FEWEST_STEPS
+    warmup_steps: int
+    remix_every: int
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.warm_up(0)  # until the length of the run is known
 
     def _open(self, sources: Mapping[str, float] | Sequence[str]) -> None:
         super()._open(sources)
@@ -78,7 +83,10 @@ class OnlineMixer(SourceMixer):
         self.owed_S = owed_S + signals.num_samples * (self.weight_S - drawn_S)
         seen_S = finite & (count_S > 0)
         self.loss_S = torch.where(seen_S, means_by_source(loss_B, own_BS), self.loss_S)
-        self.update(self.shares(signals, self.loss_S, drawn_S), finite)
+        share_S = self.shares(signals, self.loss_S, drawn_S)
+        if self.token_S is not None:  # a source may have validation text alone
+            share_S = share_S * (self.token_S > 0)
+        self.update(share_S / share_S.sum(), finite)
         if step < self.warmup_steps or (step + 1) % self.remix_every:
             return None
         owed_S = self.owed_S / (signals.num_samples * self.remix_every)

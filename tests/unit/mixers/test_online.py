@@ -130,6 +130,14 @@ def test_losses_that_are_no_numbers_change_nothing(name, options):
     assert torch.equal(mixer.loss_S, losses)
 
 
+def test_a_source_without_training_text_is_never_asked_for():
+    mixer = ODM(sources={"a": 5, "b": 0, "c": 3}, remix_every=1)
+    given = [mixer.remix(signals([3.0, 2.0], [0, 2], step)) for step in range(50)]
+    assert all(mixture.weights["b"] == 0 for mixture in given)
+    assert mixer.weight_S[1] == 0
+    assert float(mixer.weight_S.sum()) == pytest.approx(1)
+
+
 def test_an_absent_source_keeps_its_last_loss():
     mixer = build_mixer("ado", {"sources": NAMES})
     mixer.remix(signals([4.0, 2.0], [0, 1], 0))
