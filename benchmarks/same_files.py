@@ -27,7 +27,11 @@ from dograph.renamed import RENAMED, with_new_metrics, with_new_settings
 # end of a nested law to 1e-9.
 TOLERANCES: dict[str, float] = {"*.html": 1e-5, "*plan-*.yaml": 1e-5, "*compare*.json": 1e-5}
 TOLERANCES |= {"plan-*.losses.csv": 1e-8}
-TOLERANCES |= {"*metrics.jsonl": 1e-6, "*graph.jsonl": 1e-6}  # seven digits, where they had all
+TOLERANCES |= {
+    "*metrics.jsonl": 1e-6,
+    "*graph.json*": 1e-6,
+    "*printed-*": 1e-6,
+}  # seven digits, where they had all
 ROUNDING = 1e-9  # where a tolerance holds, numbers as near as this are equal: a bias of 1e-13 is 0
 
 # What is not compared. Values by key: clocks and memory, dates and chance, versions ...
@@ -42,11 +46,14 @@ DROPPED = frozenset(
         "mixer.safetensors",  # its digest; its tensors are compared
         "state_sha256",  # of a checkpoint, and of a file that names its folder
         "valid/worst/bits_per_byte",  # was that of the source of the worst loss
+        *("transfer", "why"),  # a surrogate that went, and the scores of all in words
+        "keep",  # proxies keep two checkpoints, one in case the newest is damaged
     }
 )
 # ... and whole files: versions again, locks, what proxies printed.
 IGNORED = ("env.json", ".lock", "*.log", "*.tmp")
 IGNORED += ("digests.json",)  # of a corpus: sizes and dates of its files; older versions had none
+IGNORED += ("cells.csv", "methods.csv", "*.dot")  # copies of other files that are no longer written
 # Sums of squared norms are of normalised sketches and in float64 now; float32 underflowed.
 WIDENED = "scope:*/spread*"
 NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)")
@@ -141,8 +148,13 @@ def _values(text: str, suffix: str) -> Any:
     if suffix == ".html":
         found = DATA.search(text)
         return json.loads(found[1]) if found else text.splitlines()
-    # Bits per byte in a row "worst" were those of the source of the worst loss.
-    lines = (line for line in text.splitlines() if not line.strip().startswith("worst"))
+    # Bits per byte in a row "worst" were those of the source of the worst loss; bars are drawn for
+    # the steps that are logged in full, which were all.
+    lines = (
+        line
+        for line in text.splitlines()
+        if not line.strip().startswith("worst") and "█" not in line
+    )
     return [number for line in lines for number in NUMBER.findall(line) if "." in number]
 
 

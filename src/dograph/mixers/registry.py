@@ -34,6 +34,7 @@ MIXERS = {
     "group-dro": "dograph.mixers.group_dro:GroupDRO",
     "ado": "dograph.mixers.ado:ADO",
     "odm": "dograph.mixers.odm:ODM",
+    "rb": "dograph.mixers.rb:RB",
     **PROXIES,
     **PLANNERS,
 }
