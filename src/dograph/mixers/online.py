@@ -4,7 +4,7 @@ Shapes: B samples of the world batch, S sources.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -54,10 +54,8 @@ class OnlineMixer(SourceMixer):
         super().__init__(**options)
         self.warm_up(0)  # until the length of the run is known
 
-    def _open(self, sources: Mapping[str, float] | Sequence[str]) -> None:
-        super()._open(sources)
-        if self.token_S is not None:
-            self.weight_S = self.token_S / self.token_S.sum()
+    def _initial(self) -> Tensor:
+        return super()._initial() if self.token_S is None else self.token_S / self.token_S.sum()
 
     def plan(self, lab: Lab) -> Mixture:
         super().plan(lab)
