@@ -107,13 +107,10 @@ class ADO(OnlineMixer):
             return
         log_n_P, *loss_SP = self.point_PR.cpu().numpy().T
         curves = [LossCurve(np.exp(log_n_P), loss_P) for loss_P in loss_SP]
-        laws = fit_power_laws(curves, delta=STEP_DELTA, group_J=range(len(curves)))
-        if steep := [k for k, law in enumerate(laws) if law.alpha > MOST_EXPONENT]:
-            bounded = fit_power_laws(
-                [curves[k] for k in steep], delta=STEP_DELTA, alpha=MOST_EXPONENT
-            )
-            for k, law in zip(steep, bounded, strict=True):
-                laws[k] = law
+        free = fit_power_laws(curves, delta=STEP_DELTA, group_J=range(len(curves)))
+        bound = fit_power_laws(curves, delta=STEP_DELTA, alpha=MOST_EXPONENT)
+        pairs = zip(free, bound, strict=True)
+        laws = [steepest if law.alpha > MOST_EXPONENT else law for law, steepest in pairs]
         law_S3 = [(law.alpha * law.log_x0, law.c, law.alpha) for law in laws]
         self.law_3S = torch.tensor(law_S3, dtype=torch.float64).T.to(self.point_PR.device)
 

@@ -47,13 +47,10 @@ class ODM(OnlineMixer):
         if self.options.update == "exp3":
             raised_S = reward_S + loss_S / REWARD_SCALE / self.weight_S
         else:
-            alpha = self.options.smoothing
-            raised_S = alpha * reward_S + (1 - alpha) * loss_S.exp()
-        self.reward_S = torch.where(drawn_S > 0, raised_S, reward_S)
-        if self.options.update == "exp3":
-            part_S = torch.softmax(before * self.reward_S, dim=0)
-        else:
-            part_S = self.reward_S / self.reward_S.sum()
+            raised_S = torch.lerp(loss_S.exp(), reward_S, self.options.smoothing)
+        self.reward_S = reward_S = torch.where(drawn_S > 0, raised_S, reward_S)
+        exp3_S, smoothed_S = torch.softmax(before * reward_S, dim=0), reward_S / reward_S.sum()
+        part_S = exp3_S if self.options.update == "exp3" else smoothed_S
         return (1 - number * least) * part_S + least
 
 

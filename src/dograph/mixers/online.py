@@ -39,10 +39,7 @@ class OnlineMixer(SourceMixer):
     needs: ClassVar[frozenset[str]] = frozenset({"loss", "source"})
     warmup: ClassVar[float]  # share of the run's steps
     kept: ClassVar[Mapping[str, str]] = {
-        "owed": "owed_S",
-        "losses": "loss_S",
-        "warmup_steps": "warmup_steps",
-        "remix_every": "remix_every",
+        name: name for name in ("owed_S", "loss_S", "warmup_steps", "remix_every")
     }
     options: OnlineOptions
     owed_S: Tensor | None = None  # samples that were wanted and not drawn
