@@ -124,7 +124,9 @@ def costs(args: argparse.Namespace) -> dict[str, Any]:
 def parts(device: str, repeats: int) -> dict[str, Any]:
     """What each kernel costs the device: 48 samples, 11 domains, 16 restarts."""
     from dograph.domains.partition import share_out
-    from dograph.kernels.kmeans import domains_by_kernel, restarts_by_kernel, sorted_space
+    from dograph.kernels.gram import sorted_space
+    from dograph.kernels.kmeans import restarts_by_kernel
+    from dograph.kernels.partition import domains_by_kernel
 
     sketch_BK = signals(0, 48, device).sketch_BK
     assert sketch_BK is not None

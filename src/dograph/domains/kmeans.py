@@ -236,7 +236,8 @@ class KMeans:
         """`partition` by the labels of `__call__`; on a GPU four kernels, one sum and one draw."""
         if not fits_kernel(sketch_BK, self.num_domains):
             return partition(sketch_BK, self(sketch_BK, step), self.num_domains)
-        from dograph.kernels.kmeans import domains_by_kernel, sorted_space
+        from dograph.kernels.gram import sorted_space
+        from dograph.kernels.partition import domains_by_kernel
 
         batch = sorted_space(sketch_BK.detach(), self.normalise, SAME, RATIO)
         size, generator = len(sketch_BK), self._generator(step, sketch_BK.device)

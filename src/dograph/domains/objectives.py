@@ -259,7 +259,7 @@ def solve_qp(quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor) -> Tenso
     """
     if len(linear_M) > MOST_DOMAINS or not usable(quadratic_MM):
         return _solve_by_pytorch(quadratic_MM, linear_M, present_M)
-    from dograph.kernels.objectives import solve_qp_by_kernel
+    from dograph.kernels.simplex import solve_qp_by_kernel
 
     return solve_qp_by_kernel(
         *(quadratic_MM, linear_M, present_M),

@@ -20,7 +20,7 @@ from dograph.types import Mixture, Signals
 class RBOptions(SourceOptions):
     owner: ClassVar[str] = "rb"
 
-    lambda_: float = Field(1.0, ge=0)
+    strength: float = Field(1.0, ge=0)  # lambda
     remix_every: int = Field(50, ge=1)  # steps of a round
     groups: Literal["sources", "strata"] = "sources"
 
@@ -83,7 +83,7 @@ class RB(GradientMixer):
             return None
         known_S = self.count_S > 1
         gram_SS = unbiased_gram(self.count_S, self.sum_SK, self.square_S)
-        new_S = balanced(gram_SS, self.weight_S, self.options.lambda_) * known_S
+        new_S = balanced(gram_SS, self.weight_S, self.options.strength) * known_S
         new_S = new_S * (self.weight_S * known_S).sum() / new_S.sum()
         self.update(torch.where(known_S, new_S, self.weight_S), all_finite(gram_SS))
         self.count_S, self.square_S = self.count_S * ~known_S, self.square_S * ~known_S
@@ -91,8 +91,8 @@ class RB(GradientMixer):
         return Mixture.normalised(dict(zip(self.names, self.weight_S.tolist(), strict=True)))
 
 
-def balanced(gram_SS: Tensor, share_S: Tensor, lambda_: float) -> Tensor:
+def balanced(gram_SS: Tensor, share_S: Tensor, strength: float) -> Tensor:
     """softmax(lambda G p / |G p|_2); equal shares if G p is 0."""
     aligned_S = gram_SS @ share_S
     norm = aligned_S.norm()
-    return torch.softmax(lambda_ * aligned_S / torch.where(norm > 0, norm, 1.0), dim=0)
+    return torch.softmax(strength * aligned_S / torch.where(norm > 0, norm, 1.0), dim=0)

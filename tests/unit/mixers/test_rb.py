@@ -74,7 +74,7 @@ def test_limits_of_the_rule():
     assert torch.allclose(balanced(0 * GRAM_SS, share_S, 1.0), EQUAL_S)
 
 
-def by_hand(steps, every, lambda_):
+def by_hand(steps, every, strength):
     """Shares after every round, from lists of samples and the products of all their pairs."""
     held, p, path = [[], [], []], np.full(3, 1 / 3), []
     for n, (rows, source_B) in enumerate(steps):
@@ -93,7 +93,7 @@ def by_hand(steps, every, lambda_):
                 ]
                 gram[i, j] = np.mean(pairs) if pairs else 0
         aligned = gram @ p
-        raised = np.exp(lambda_ * aligned / np.linalg.norm(aligned))
+        raised = np.exp(strength * aligned / np.linalg.norm(aligned))
         known = np.array([len(own) > 1 for own in held])
         p = np.where(known, raised / raised[known].sum() * p[known].sum(), p)
         held = [[] if many else own for own, many in zip(held, known, strict=True)]
@@ -107,7 +107,7 @@ def test_rounds_by_hand():
     steps = [
         (rng.normal(size=(4, 6)) + 0.3, rng.choice(3, 4, p=[0.6, 0.3, 0.1])) for _ in range(40)
     ]
-    mixer, path = RB(sources=NAMES, remix_every=3, lambda_=1.5), []
+    mixer, path = RB(sources=NAMES, remix_every=3, strength=1.5), []
     for n, (rows, source_B) in enumerate(steps):
         seen = signals(rows, source_B, n)
         mixer.weigh(seen)
@@ -185,7 +185,7 @@ def test_plans_and_refusals():
     mixer.weigh(signals([[1.0]], [0]))
     with pytest.raises(ConfigError, match="a new projection in rb"):
         mixer.weigh(replace(signals([[1.0]], [0], 1), projection=1))
-    for options in ({"lambda_": -1.0}, {"remix_every": 0}, {"groups": "domains"}):
+    for options in ({"strength": -1.0}, {"remix_every": 0}, {"groups": "domains"}):
         with pytest.raises(ConfigError, match=f"mixer.{next(iter(options))}="):
             RB(**options)
 
@@ -193,7 +193,7 @@ def test_plans_and_refusals():
 def test_strata_are_drawn_by_their_own_shares(tmp_path):
     """Steps of a model; the sampler takes the mixture of six strata, and a batch shows it."""
     corpus = write_corpus(tmp_path / "corpus", strata=2)
-    mixer = RB(groups="strata", remix_every=2, lambda_=40.0)
+    mixer = RB(groups="strata", remix_every=2, strength=40.0)
     steps = open_steps(corpus, "train.batch_size=16", mixer=mixer)
     sampler = steps.loader.sampler
     for step in range(2):
