@@ -42,6 +42,7 @@ def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) 
 def without_unable(ask: Ask, say: Say) -> Ask:
     """Without the methods of `all` that cannot run with these settings; says why each cannot."""
     kept = []
+    open_corpus(replace(ask, methods=()))  # an error of the corpus is not one of every method
     for method in ask.methods:
         try:
             if method.of_all and method.mixer["name"] in PROXIES:
