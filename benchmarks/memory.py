@@ -1,7 +1,7 @@
 """Memory does not grow with the corpus: python -m benchmarks.memory.
 
 The demo corpus, and the same text 50 times over, are prepared and sampled in processes of their
-own; the peak of each process and of its largest worker are compared.
+own; the peaks of these processes are compared.
 """
 
 import argparse
@@ -21,8 +21,7 @@ from dograph.data.options import PrepareOptions
 from dograph.data.pipeline import prepare
 options = dict(inputs=(sys.argv[1],), out=Path(sys.argv[2]), source_field="source", workers=2)
 prepare(PrepareOptions(**options))
-peak = lambda who: resource.getrusage(who).ru_maxrss / 1024
-print(json.dumps([peak(resource.RUSAGE_SELF), peak(resource.RUSAGE_CHILDREN)]))
+print(json.dumps([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
 """
 SAMPLE = """
 import json, resource, sys
@@ -64,13 +63,12 @@ def main(times: int) -> None:
                         line = {"source": source, "text": f"{copy}\n{text}"}
                         out.write(json.dumps(line) + "\n")
             folder = str(Path(name) / f"out-{copies}")
-            main_peak, worker_peak = run(PREPARE, str(file), folder)
+            (peak,) = run(PREPARE, str(file), folder)
             sampling, tokens = run(SAMPLE, folder)
             result[label] = {
                 "megabytes": file.stat().st_size / 1e6,
                 "training_tokens": tokens,
-                "prepare_peak_mib": main_peak,
-                "worker_peak_mib": worker_peak,
+                "prepare_peak_mib": peak,
                 "sampling_anonymous_mib": sampling,
             }
     small, large = result.values()

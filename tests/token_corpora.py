@@ -50,14 +50,20 @@ def write_manifest(directory, train, validation=(), tokenizer=None, vocab_size=1
     return manifest
 
 
+def span(stratum, document):
+    """The first token of a document in its stratum, and one past its last."""
+    end_D = stratum.documents["end"]
+    return int(end_D[document - 1]) if document else 0, int(end_D[document])
+
+
 def documents_of(directory, entries):
     """(record, tokens) of every document, by stratum."""
     found = {}
     for entry in entries:
         stratum = StratumTokens(directory, entry)
-        spans = [stratum.document(index) for index in range(entry.documents)]
         found[entry.stratum] = [
-            (span.record, tuple(stratum.token_N[span.start : span.end].tolist())) for span in spans
+            (int(record), tuple(stratum.token_N[slice(*span(stratum, index))].tolist()))
+            for index, record in enumerate(stratum.documents["record"])
         ]
     return found
 

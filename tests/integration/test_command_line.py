@@ -18,6 +18,7 @@ from dograph.data.sampler import WeightLog
 from dograph.eval.recorded import samples_of_step
 from dograph.train.assembly import open_sampler
 from dograph.train.run_dir import RunDirectory
+from token_corpora import span
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_show_names_the_samples_that_the_step_saw(scheduled):
         assert [row["source"] for row in shown] == [corpus.sources[i] for i in batch.source_B]
         for row, tokens in zip(shown, batch.token_BT.numpy(), strict=True):
             stratum = next(s for s in corpus.train if s.entry.stratum == row["stratum"])
-            start = stratum.document(row["document"]).start + row["offset"]
+            start = span(stratum, row["document"])[0] + row["offset"]
             assert np.array_equal(stratum.token_N[start : start + 32], tokens)
             assert row["input"] == f"{row['source']}.jsonl"
 

@@ -1,4 +1,4 @@
-"""Preparing as a real process: killed, interrupted, out of disk, out of workers."""
+"""Preparing as a real process: killed, interrupted, out of disk."""
 
 import json
 import os
@@ -56,19 +56,6 @@ def chunks_done(out):
     return sum(output["documents"] for output in journal["outputs"])
 
 
-def children_of(pid):
-    tasks = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in tasks.read_text().split()]
-
-
-def is_running(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     """About a megabyte in two forms, with a bad record and a cut one, and how to prepare it."""
@@ -93,13 +80,8 @@ def test_killed_it_goes_on_to_the_same_corpus(tmp_path, inputs, truth):
     out = tmp_path / "out"
     process = start(*inputs, "--out", out)
     assert wait_until(lambda: chunks_done(out) >= 500, process)
-    workers = children_of(process.pid)
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 60
-    while any(map(is_running, workers)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(map(is_running, workers))
     assert not (out / "manifest.json").exists()
     run(*inputs, "--out", out)
     assert files_of(out) == truth
@@ -119,30 +101,12 @@ def test_interrupted_from_the_keyboard(tmp_path, inputs, truth):
         *inputs, "--out", out, start_new_session=True, env=SLOWLY, preexec_fn=heed_interrupts
     )
     assert wait_until(lambda: chunks_done(out) >= 2, process)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, err = process.communicate(timeout=200)
     assert process.returncode == 130
     assert "continues where it stopped" in err
     assert "Traceback" not in err
     assert chunks_done(out) >= 2
-    run(*inputs, "--out", out)
-    assert files_of(out) == truth
-
-
-@pytest.mark.slow
-def test_a_worker_that_dies_is_told_in_words(tmp_path, inputs, truth):
-    out = tmp_path / "out"
-    process = start(*inputs, "--out", out, env=SLOWLY)
-    assert wait_until(lambda: chunks_done(out) >= 2, process)
-    workers = [
-        child
-        for child in children_of(process.pid)
-        if "dograph.data.encode" in Path(f"/proc/{child}/cmdline").read_text()
-    ]
-    os.kill(workers[0], signal.SIGKILL)
-    _, err = process.communicate(timeout=200)
-    assert process.returncode == 2
-    assert "a worker process died" in err
     run(*inputs, "--out", out)
     assert files_of(out) == truth
 
@@ -212,18 +176,6 @@ def test_preparing_loads_no_deep_learning_library(tmp_path):
     assert read_back(tmp_path / "out")
 
 
-def test_workers_do_not_run_the_callers_script_again(tmp_path):
-    """Nor wait for what it imports; a notebook or a script without a main guard may prepare."""
-    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
-    path = write_jsonl(tmp_path / "web.jsonl", [text(n, 100) for n in range(200)])
-    (tmp_path / "script.py").write_text("import os\nos.write(1, b'<the script>')\n" + PREPARE)
-    arguments = [path, "--out", tmp_path / "out", "--tokenizer", tokenizer, "--workers", "2"]
-    command = [sys.executable, str(tmp_path / "script.py"), *map(str, arguments)]
-    done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
-    assert done.stdout.count("<the script>") == 1
-    assert len(read_back(tmp_path / "out")["train", "web"]) > 190
-
-
 def peak_kilobytes(pid):
     """The most memory a process has had; /proc knows, getrusage mixes in what forked it."""
     try:
@@ -236,7 +188,7 @@ def peak_kilobytes(pid):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_memory_does_not_grow_with_the_corpus(tmp_path):
-    """Of the reading process and of the workers, at 6 MB of text and at 18 MB."""
+    """At 6 MB of text and at 18 MB."""
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
     texts = [text(n, 200) for n in range(5_000)]
     peaks = []
@@ -247,12 +199,10 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
             [sys.executable, "-m", "dograph", "data", "prepare", *arguments, "--workers", "2"],
             stdout=subprocess.DEVNULL,
         )
-        main = worker = 0
+        peaks.append(0)
         while process.poll() is None:
-            main = max(main, peak_kilobytes(process.pid))
-            worker = max([worker, *map(peak_kilobytes, children_of(process.pid))])
+            peaks[-1] = max(peaks[-1], peak_kilobytes(process.pid))
             time.sleep(0.02)
         assert process.returncode == 0
-        peaks.append((main, worker))
-    for small, large in zip(*peaks, strict=True):
-        assert 0 < large < small + 16_000
+    small, large = peaks
+    assert 0 < large < small + 16_000

@@ -67,7 +67,7 @@ def prepare(
     bad_records: Literal["refuse", "repair"] = option(
         "refuse", "refuse: stop at the first one; repair: repair or skip them"
     ),
-    workers: int | None = option(None, "encoding processes (default: one per core)"),
+    workers: int | None = option(None, "encoding threads (default: one per core)"),
     overwrite: bool = option(False, "replace another corpus in --out", "--overwrite"),
     restart: bool = option(False, "discard an unfinished preparation in --out", "--restart"),
 ) -> None:

@@ -100,17 +100,6 @@ DOCUMENT_DTYPE = np.dtype(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentSpan:
-    """Tokens of one document in its stratum, and the record it came from."""
-
-    index: int  # of the document
-    start: int
-    end: int
-    input: int  # index into Manifest.inputs
-    record: int
-
-
 class StratumTokens:
     """One stratum, memory-mapped: opening it reads nothing.
 
@@ -185,11 +174,6 @@ class StratumTokens:
         end_D: Any = self.documents["end"]
         document = bisect_right(end_D, token)
         return document, token - (int(end_D[document - 1]) if document else 0)
-
-    def document(self, index: int) -> DocumentSpan:
-        end, record, number = self.documents[index].tolist()
-        start = int(self.documents["end"][index - 1]) if index else 0
-        return DocumentSpan(index=index, start=start, end=end, input=number, record=record)
 
 
 class Corpus:

@@ -142,34 +142,23 @@ def verify(
             f"{directory} has no {DIGESTS} to compare with: it is no corpus, or one of an older "
             "version; prepare it again"
         )
-    paths = {name: directory / name for name in digests.files}
-    total, done = sum(path.stat().st_size for path in paths.values() if path.is_file()), 0
+    total, done = sum(known.size for known in digests.files.values()), 0
     damage: list[str] = []
-    for name, path in paths.items():
+    for path, known in ((directory / name, known) for name, known in digests.files.items()):
+        changed = []
         try:
-            for size, problem in _compare_blocks(path, digests.files[name], digests.block_bytes):
-                done += size
-                damage += [problem] if problem else []
+            for number, (digest, size) in enumerate(_block_digests(path, digests.block_bytes)):
+                start, done = number * digests.block_bytes, done + size
+                if number < len(known.blocks) and digest != known.blocks[number]:
+                    changed.append(f"bytes {start} to {start + size} have changed")
                 report(done, total)
+            if (size := path.stat().st_size) != known.size:
+                damage.append(f"{path} holds {size} bytes, prepared were {known.size}")
+        except FileNotFoundError:
+            damage.append(f"{path} is missing")
         except OSError as error:  # a disk that fails, a file that may not be read
             damage.append(f"{path} cannot be read: {error.strerror or error}")
-    return Verified(damage, len(paths), total)
-
-
-def _compare_blocks(
-    path: Path, known: FileDigest, block_bytes: int
-) -> Iterator[tuple[int, str | None]]:
-    """Of each piece of a file that is read: its size, and a problem if there is one."""
-    if not path.is_file():
-        yield 0, f"{path} is missing"
-        return
-    changed = []
-    for number, (digest, size) in enumerate(_block_digests(path, block_bytes)):
-        if number < len(known.blocks) and digest != known.blocks[number]:
-            changed.append((number * block_bytes, number * block_bytes + size))
-        yield size, None
-    if (size := path.stat().st_size) != known.size:
-        yield 0, f"{path} holds {size} bytes, prepared were {known.size}"
-    if changed:
-        (start, end), blocks = changed[0], f"{len(changed)} of {len(known.blocks)} blocks"
-        yield 0, f"{path}: bytes {start} to {end} have changed ({blocks} in all)"
+        if changed:
+            blocks = f"{len(changed)} of {len(known.blocks)} blocks"
+            damage.append(f"{path}: {changed[0]} ({blocks} in all)")
+    return Verified(damage, len(digests.files), total)

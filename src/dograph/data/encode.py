@@ -1,4 +1,4 @@
-"""Raw records to tokens per split and source, in this process or in several at once.
+"""Raw records to tokens per split and source, a chunk on each thread.
 
 Every record is checked first: a bad one is refused with its file and line, or repaired or skipped.
 The result depends only on the records, not on how they are grouped into chunks, so the corpus is
@@ -7,19 +7,18 @@ the same for any number of workers and after any interruption.
 
 import hashlib
 import json
-import traceback
+import os
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain, islice
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from dograph import processes
 from dograph.data.corpus import DOCUMENT_DTYPE, Split, TokenizerEntry
-from dograph.data.formats import Bad, Chunk, Position, RawRow, pick
+from dograph.data.formats import Bad, Chunk, Line, Position, RawRow, pick
 from dograph.data.inputs import Input
 from dograph.data.options import PrepareOptions
 from dograph.data.tokenizer import TOKENIZER_FILE, open_tokenizer
@@ -34,12 +33,10 @@ RAW_DOCUMENT_DTYPE = np.dtype(
         ("hash", "<u8"),  # keyed hash of its text: decides the split
     ]
 )
-SetUp = tuple[PrepareOptions, list[Input], TokenizerEntry]  # the arguments of ChunkEncoder
 _BOM = b"\xef\xbb\xbf"
 _SNIFF_BYTES = 8192
-SMALL_CHUNKS = 4  # an input of fewer chunks is done before worker processes have started
-_AHEAD = 3  # chunks in flight per worker
-_SET_UP = -1  # number of the job that sets up the encoder of a worker
+_AHEAD = 3  # chunks in flight per thread
+_PARALLELISM = "TOKENIZERS_PARALLELISM"  # read by the library whenever it encodes
 
 
 def where(entry: Input, bad: Bad) -> str:
@@ -77,10 +74,8 @@ class Checker:
 
     def texts(self) -> Iterator[CheckedText]:
         """The good records, empty ones included; problems of the others are added to `bad`."""
-        rows = self.chunk.rows
-        raw = rows.split(b"\n") if isinstance(rows, bytes) else rows
-        for record, row in enumerate(raw, self.chunk.first):
-            parsed = self._parse(record, row) if isinstance(row, bytes) else row
+        for record, row in enumerate(self.chunk.rows, self.chunk.first):
+            parsed = self._parse(record, row.content) if isinstance(row, Line) else row
             if isinstance(parsed, RawRow):
                 text, source = self._text(record, parsed), self.entry.source
                 source = self._source(record, parsed) if source is None else source
@@ -179,7 +174,7 @@ class Encoded(NamedTuple):
 
 
 class ChunkEncoder:
-    """Turns chunks into tokens. Every worker process holds one."""
+    """Turns chunks into tokens, on any number of threads."""
 
     def __init__(self, options: PrepareOptions, inputs: list[Input], entry: TokenizerEntry) -> None:
         self.options = options
@@ -264,87 +259,37 @@ def is_kept(content: bytes, keep: float, seed: int) -> bool:
     return keep == 1 or text_hash(content, seed, "keep") < hash_threshold(keep)
 
 
-class EncodingWorkers(processes.Workers):
-    """Processes that encode. They can be started early, before the tokenizer is known."""
+def encode_in_order(
+    chunks: Iterator[Chunk], encoder: ChunkEncoder, num_threads: int
+) -> Iterator[Encoded]:
+    """Encode chunks on threads, in order, with a bounded number of them in memory.
 
-    def __init__(self, number: int) -> None:
-        # one core per worker
-        super().__init__(number, "dograph.data.encode", {"TOKENIZERS_PARALLELISM": "false"})
+    The tokenizers library leaves Python to other threads while it encodes. An error of the reader
+    is raised after the chunks read before it, so the first bad record in reading order is the one
+    reported, and nothing read is lost.
+    """
+    errors: list[CorpusError] = []
 
-    def start_all(self) -> None:
-        while len(self._crew) < self.number:
-            self.start()
-
-    def encode_in_order(self, chunks: Iterator[Chunk], set_up: SetUp) -> Iterator[Encoded]:
-        """Encode chunks, in order, with a bounded number of them in memory.
-
-        An error of the reader is raised after the chunks read before it, so the first bad record
-        in reading order is the one reported, and nothing read is lost.
-        """
-        errors: list[CorpusError] = []
-
-        def read() -> Iterator[Chunk]:
-            try:
-                yield from chunks
-            except CorpusError as error:
-                errors.append(error)
-
-        stream = read()
-        head = [] if self._crew else list(islice(stream, SMALL_CHUNKS))
-        if not self._crew and len(head) < SMALL_CHUNKS:
-            yield from map(ChunkEncoder(*set_up), head)
-            head = []  # and the stream has ended
-        else:
-            self.start_all()
-            for worker in self._crew:
-                self.give(worker, _SET_UP, set_up)
-        answers: dict[int, Encoded | Exception] = {}
-        given = taken = 0
-        for chunk in chain(head, stream):
-            self.give(self.least_busy(), given, chunk)
-            given += 1
-            if given - taken >= _AHEAD * self.number:
-                yield self._take(taken, answers)
-                taken += 1
-        for number in range(taken, given):
-            yield self._take(number, answers)
-        if errors:
-            raise errors[0]
-
-    def _take(self, number: int, answers: dict[int, Encoded | Exception]) -> Encoded:
-        """The chunk with this number; other answers are collected too, so that no worker waits."""
-        timeout = None
-        while timeout is None:
-            timeout = 0.0 if number in answers else None
-            for job, answer in self.answers(timeout):
-                if isinstance(answer, processes.Died):
-                    answer = CorpusError(
-                        f"a worker process died ({answer.why}), probably out of memory; repeat the "
-                        f"command with fewer workers than {self.number} (--workers): it continues "
-                        "where it stopped"
-                    )
-                if job == _SET_UP and isinstance(answer, Exception):
-                    raise answer
-                answers[job] = answer
-        encoded = answers.pop(number)
-        if isinstance(encoded, Exception):
-            raise encoded
-        return encoded
-
-
-def serve(descriptor: int) -> None:
-    """In a worker process: answer on an open connection; the first message sets up the encoder."""
-    encoder: ChunkEncoder | None = None
-
-    def answer(message: Any) -> Encoded | Exception | None:
-        nonlocal encoder
+    def read() -> Iterator[Chunk]:
         try:
-            if encoder is not None:
-                return encoder(message)
-            encoder = ChunkEncoder(*message)
-        except Exception as error:
-            error.add_note(traceback.format_exc())  # the traceback itself is not sent
-            return error
-        return None
+            yield from chunks
+        except CorpusError as error:
+            errors.append(error)
 
-    processes.serve(descriptor, answer)
+    threads = ThreadPoolExecutor(num_threads, "dograph-encode")
+    waiting: deque[Future[Encoded]] = deque()
+    before = {k: v for k, v in os.environ.items() if k == _PARALLELISM}
+    os.environ[_PARALLELISM] = "false"  # otherwise each chunk would use every core
+    try:
+        for chunk in read():
+            waiting.append(threads.submit(encoder, chunk))
+            if len(waiting) >= _AHEAD * num_threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        threads.shutdown(cancel_futures=True)
+        os.environ.pop(_PARALLELISM)
+        os.environ.update(before)
+    if errors:
+        raise errors[0]

@@ -43,6 +43,14 @@ class RawRow(NamedTuple):
     file: str | None = None  # if every record is a file of its own
 
 
+class Line(NamedTuple):
+    """A line of JSON as read, not parsed yet."""
+
+    content: bytes  # without its end
+    end: int  # offset of the next line in the decompressed file
+    consumed: int  # bytes of the file as it is on disk that were read so far
+
+
 class Bad(NamedTuple):
     """A problem with a record (or, with record None, with the whole input)."""
 
@@ -64,11 +72,11 @@ class Position(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Consecutive records of one input: raw JSON lines, or rows that are parsed already."""
+    """Consecutive records of one input."""
 
     input: int
     first: int  # number of its first record, from 0
-    rows: bytes | list[RawRow]
+    rows: list[RawRow | Line]
     end: Position
     bad: list[Bad]  # problems that the reader itself met
 
@@ -137,56 +145,41 @@ def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
         compressed = compressed.lstrip(b"\0")
 
 
-def read_lines(path: Path, start: Position) -> Iterator[Chunk]:
-    """Lines of a file, plain or compressed, in chunks of whole lines; the last may have no end."""
-    record, offset = start.record, start.offset
+def read_lines(path: Path, start: Position) -> Iterator[Line | Bad]:
+    """Lines of a file, plain or compressed; the last may have no end.
 
-    def chunk(content: bytes, consumed: int, bad: Bad | None = None, skipped: int = 0) -> Chunk:
-        """Whole lines, then perhaps a problem, then bytes of a line to skip."""
-        nonlocal record, offset
-        first = record
-        record += content.count(b"\n")
-        bads = [] if bad is None else [bad._replace(record=record)]
-        record += bool(skipped) or (bool(content) and not content.endswith(b"\n"))
-        offset += len(content) + skipped
-        end = Position(start.input, record, offset, consumed)
-        return Chunk(start.input, first, content, end, bads)
-
-    pending = bytearray()
-    end = consumed = 0  # end: of the last whole line that is pending
-    skipped = 0  # bytes so far of a line that is too long
+    Of a line that is too long only the length is kept: it is reported, and read as an empty one.
+    """
+    record, end, consumed = start.record, start.offset, 0
+    pending, skipped = bytearray(), 0  # a line so far, and bytes of it that are not kept
     bad = None
     try:
-        for content, consumed in read_blocks(path, offset):
-            rest = content
-            if skipped:
-                cut = content.find(b"\n") + 1
-                skipped += cut or len(content)
-                if not cut:
-                    continue
-                yield chunk(b"", consumed, too_long(), skipped)
-                rest, skipped = content[cut:], 0
-            if b"\n" in rest:
-                end = len(pending) + rest.rindex(b"\n") + 1
-            pending += rest
-            is_too_long = len(pending) - end > MAX_RECORD_BYTES
-            if is_too_long or (end and len(pending) >= CHUNK_BYTES):
-                yield chunk(bytes(pending[:end]), consumed)
-                skipped = len(pending) - end if is_too_long else 0
-                del pending[: len(pending) if is_too_long else end]
-                end = 0
+        for content, consumed in read_blocks(path, start.offset):
+            first, *others = content.split(b"\n")
+            pending += first
+            for following in others:
+                end += skipped + len(pending) + 1
+                if skipped:
+                    yield too_long(record)
+                yield Line(b"" if skipped else bytes(pending), end, consumed)
+                record, pending, skipped = record + 1, bytearray(following), 0
+            if len(pending) > MAX_RECORD_BYTES:
+                pending, skipped = bytearray(), skipped + len(pending)
     except BrokenArchiveError as error:
-        bad = Bad(None, "broken archive", str(error), "keeps what comes before")
+        bad = Bad(record, "broken archive", str(error), "keeps what comes before")
     if skipped:
-        yield chunk(b"", consumed, too_long(), skipped)
-    # resuming after this chunk must not report a problem at the end of the file again
-    yield chunk(bytes(pending), consumed, bad)._replace(end=Position(start.input + 1))
+        yield too_long(record)
+    elif pending:
+        yield Line(bytes(pending), end + len(pending), consumed)
+    if bad is not None:
+        yield bad
 
 
-def too_long() -> Bad:
-    limit = MAX_RECORD_BYTES >> 20
-    what = f"this record is longer than {limit} MiB: is the file one object a line?"
-    return Bad(None, "record too long", what, "skips the record")
+def too_long(record: int | None = None, file: str | None = None) -> Bad:
+    what = (
+        f"this record is longer than {MAX_RECORD_BYTES >> 20} MiB: is the file one object a line?"
+    )
+    return Bad(record, "record too long", what, "skips the record", file, lost=file is not None)
 
 
 def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[RawRow | Bad]:

@@ -1,6 +1,6 @@
 """Prepare a corpus: read in order, encode in parallel, write in order, resume after a kill.
 
-One process reads and writes, the others encode; the result depends only on the inputs and the
+One thread reads and writes, the others encode; the result depends only on the inputs and the
 options. A journal is kept, so that the same command continues after an interruption.
 """
 
@@ -12,7 +12,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -23,7 +23,7 @@ import numpy as np
 from dograph.data import encode, formats, staging
 from dograph.data.corpus import MANIFEST, SUMMARIES, Manifest
 from dograph.data.external import prepare_external
-from dograph.data.formats import Bad, Chunk, Position, RawRow
+from dograph.data.formats import Bad, Chunk, Line, Position, RawRow
 from dograph.data.inputs import EMBEDDED, Input, resolve_all, walk
 from dograph.data.options import PrepareOptions
 from dograph.data.tokenizer import TokenizerFile, find_tokenizer, place_tokenizer, train_bpe
@@ -143,34 +143,33 @@ class Preparation:
     def run(self, given: TokenizerFile | None, recorded: staging.Recorded) -> staging.Journal:
         """Process everything that the journal does not have yet."""
         options, inputs = self.options, self.inputs
-        with encode.EncodingWorkers(options.workers or os.cpu_count() or 1) as workers:
-            if (self.total_bytes or 0) >= encode.SMALL_CHUNKS * formats.CHUNK_BYTES:
-                workers.start_all()  # they load their libraries while the tokenizer is prepared
-            journal = staging.resume(options, recorded)
-            if journal is None:
-                staging.clear(self.folder)
-                if given is None:
-                    self.report(PreparationProgress("training the tokenizer"))
-                    texts = sample_texts(options, inputs)
-                    given = TokenizerFile(train_bpe(texts, options.bpe_vocab_size), None)
-                tokenizer = place_tokenizer(given, self.folder, options.tokenizer, options.eot)
-                journal = staging.Journal(**recorded.model_dump(), tokenizer=tokenizer)
-                journal.write(self.folder)
-            journal.options = recorded.options
-            self.journal = journal
-            self._cut_files()
-            if journal.all_read:
-                return journal
-            chunks = read_chunks(inputs, journal.position, options)
-            try:
-                set_up = (options, inputs, journal.tokenizer)
-                for encoded in workers.encode_in_order(chunks, set_up):
+        journal = staging.resume(options, recorded)
+        if journal is None:
+            staging.clear(self.folder)
+            if given is None:
+                self.report(PreparationProgress("training the tokenizer"))
+                texts = sample_texts(options, inputs)
+                given = TokenizerFile(train_bpe(texts, options.bpe_vocab_size), None)
+            tokenizer = place_tokenizer(given, self.folder, options.tokenizer, options.eot)
+            journal = staging.Journal(**recorded.model_dump(), tokenizer=tokenizer)
+            journal.write(self.folder)
+        journal.options = recorded.options
+        self.journal = journal
+        self._cut_files()
+        if journal.all_read:
+            return journal
+        chunks = read_chunks(inputs, journal.position, options)
+        encoder = encode.ChunkEncoder(options, inputs, journal.tokenizer)
+        workers = options.workers or os.cpu_count() or 1
+        try:
+            with closing(encode.encode_in_order(chunks, encoder, workers)) as stream:
+                for encoded in stream:
                     self.write(encoded)
                     self.report(self._progress())
-            except BaseException:
-                with suppress(OSError):  # on a full disk the last commit stays valid
-                    self.commit()
-                raise
+        except BaseException:
+            with suppress(OSError):  # on a full disk the last commit stays valid
+                self.commit()
+            raise
         journal.all_read = True
         self.commit()
         return journal
@@ -288,46 +287,41 @@ def read_chunks(inputs: list[Input], start: Position, options: PrepareOptions) -
     """All records of all inputs, in order, from `start` on."""
     for index in range(start.input, len(inputs)):
         position = start if index == start.input else Position(input=index)
-        entry = inputs[index]
-        if entry.kind == "lines" and entry.path is not None:
-            chunks = formats.read_lines(entry.path, position)
-        else:
-            chunks = _chunks_of_rows(entry, position, options)
-        for chunk in chunks:
+        for chunk in _chunks(inputs[index], position, options):
             if chunk.bad and options.bad_records == "refuse":
-                raise encode.refusal(entry, chunk.bad[0])
+                raise encode.refusal(inputs[index], chunk.bad[0])
             yield chunk
 
 
-def _chunks_of_rows(entry: Input, start: Position, options: PrepareOptions) -> Iterator[Chunk]:
-    """Rows in chunks of about CHUNK_BYTES."""
-    rows: list[RawRow] = []
+def _chunks(entry: Input, start: Position, options: PrepareOptions) -> Iterator[Chunk]:
+    """Records in chunks of about CHUNK_BYTES."""
+    rows: list[RawRow | Line] = []
     bad: list[Bad] = []
-    first = record = start.record
-    consumed, size = start.consumed, 0
-    # tables are compressed; other rows are on disk as they are
+    first, size, at = start.record, 0, start
+    # tables are compressed; rows of other kinds are on disk as they are
     path = entry.path if entry.kind == "parquet" else None
     row_bytes = None if path is None else formats.bytes_per_row(path)
-    for row in _rows(entry, start.record, options):
+    for row in _rows(entry, start, options):
         if isinstance(row, Bad):
             bad.append(row)
-            record += row.lost
+            at = at._replace(record=at.record + row.lost)
             ends = row.lost > 0  # the rows of a chunk are numbered without a gap
         else:
             rows.append(row)
-            record += 1
-            length = len(row.text) if isinstance(row.text, str | bytes) else 0
-            size, consumed = size + length, consumed + length
+            text = row.content if isinstance(row, Line) else row.text
+            length = len(text) if isinstance(text, str | bytes) else 0
+            size, at = size + length, Position(start.input, at.record + 1, 0, at.consumed + length)
+            at = at._replace(offset=row.end, consumed=row.consumed) if isinstance(row, Line) else at
             ends = size >= formats.CHUNK_BYTES or len(rows) >= _CHUNK_ROWS
         if ends:
-            read = int(record * row_bytes) if row_bytes else consumed
-            yield Chunk(start.input, first, rows, Position(start.input, record, 0, read), bad)
-            rows, bad, first, size = [], [], record, 0
+            at = at._replace(consumed=int(at.record * row_bytes)) if row_bytes else at
+            yield Chunk(start.input, first, rows, at, bad)
+            rows, bad, first, size = [], [], at.record, 0
     yield Chunk(start.input, first, rows, Position(start.input + 1), bad)
 
 
-def _rows(entry: Input, start: int, options: PrepareOptions) -> Iterator[RawRow | Bad]:
-    place = entry.hub or entry.path
+def _rows(entry: Input, start: Position, options: PrepareOptions) -> Iterator[RawRow | Line | Bad]:
+    place, record = entry.hub or entry.path, start.record
     if place is None:
         from dograph.data import embedded  # here, because most preparations do not need it
 
@@ -336,16 +330,18 @@ def _rows(entry: Input, start: int, options: PrepareOptions) -> Iterator[RawRow 
             if entry.name == "demo"
             else embedded.planted_documents(entry.name, noise=options.noise, seed=options.seed)
         )
-        for source, text in islice(documents, start, None):
+        for source, text in islice(documents, record, None):
             yield RawRow(text, source)
     elif isinstance(place, tuple) or entry.kind == "disk":
-        yield from formats.read_dataset(place, entry.part, start, options.fields)
+        yield from formats.read_dataset(place, entry.part, record, options.fields)
     elif entry.kind == "parquet":
-        yield from formats.read_parquet(place, start, options.fields)
+        yield from formats.read_parquet(place, record, options.fields)
+    elif entry.kind == "lines":
+        yield from formats.read_lines(place, start)
     else:
-        for path in islice(walk(place), start, None):
+        for path in islice(walk(place), record, None):
             if path.stat().st_size > formats.MAX_RECORD_BYTES:
-                yield formats.too_long()._replace(file=str(path), lost=1)
+                yield formats.too_long(file=str(path))
             else:
                 yield RawRow(path.read_bytes(), None, str(path))
 

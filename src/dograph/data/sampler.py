@@ -295,13 +295,13 @@ class Sampler:
 
 def sample_origin(corpus: Corpus, ids: SampleIds, row: int) -> dict[str, str | int]:
     """Where a sample of a batch is from: its document, and the input file and line of that."""
-    stratum = corpus.train[ids.stratum_B[row]]
-    document = stratum.document(int(ids.document_B[row]))
+    stratum, document = corpus.train[ids.stratum_B[row]], int(ids.document_B[row])
+    _, record, number = stratum.documents[document].tolist()
     return {
         "source": stratum.entry.source,
         "stratum": stratum.entry.stratum,
-        "document": document.index,
+        "document": document,
         "offset": int(ids.offset_B[row]),
-        "input": corpus.manifest.inputs[document.input],
-        "line": document.record + 1,
+        "input": corpus.manifest.inputs[number],
+        "line": record + 1,
     }

@@ -58,17 +58,14 @@ def find_tokenizer(name: str) -> TokenizerFile:
                 "one, a Hugging Face name, or bpe to train one on the corpus"
             )
         hub = require("huggingface_hub", "corpus")
-        errors = require("huggingface_hub.errors", "corpus")
         try:
             file = Path(hub.hf_hub_download(name, TOKENIZER_FILE))
         # invalid names, no connection, no permission: each library layer raises its own
         except Exception as error:
-            offline = isinstance(error, errors.LocalEntryNotFoundError)
-            if isinstance(error, errors.EntryNotFoundError) and not offline:
-                return _convert(name)
             raise CorpusError(
                 f"cannot get the tokenizer {name!r} from the Hugging Face hub ({error}); give the "
-                "path of a tokenizer.json, or bpe to train one on the corpus"
+                "path of a tokenizer.json, or bpe to train one on the corpus. If it has none, "
+                "AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER) writes one"
             ) from error
         with suppress(Exception):  # it is optional: usual end-of-text names are tried instead
             config = Path(hub.hf_hub_download(name, config.name))
@@ -84,19 +81,6 @@ def find_tokenizer(name: str) -> TokenizerFile:
             raise CorpusError(f"{config} is damaged: {error}; download it again") from error
         eos = eos.get("content") if isinstance(eos, dict) else eos
     return TokenizerFile(content, eos if isinstance(eos, str) else None)
-
-
-def _convert(name: str) -> TokenizerFile:
-    """A tokenizer in an older format, converted by transformers."""
-    transformers = require("transformers", "corpus")
-    try:
-        converted = transformers.AutoTokenizer.from_pretrained(name)
-        return TokenizerFile(converted.backend_tokenizer.to_str(), converted.eos_token)
-    except Exception as error:
-        raise CorpusError(
-            f"{name!r} has no {TOKENIZER_FILE} and transformers cannot convert its files "
-            f"({error}); choose another tokenizer"
-        ) from error
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> str:

@@ -414,8 +414,7 @@ class DoGraph(Mixer):
         if "domains/0/mean_norm" not in row:
             return [f"no domains were known yet (scope {options.scope}): {equal}"]
         objective = type(self.objective).__name__.lower()
-        known = CHOICES["mixer.objective"].get(objective)
-        rule = known.does if known else "an objective of your own"
+        rule = CHOICES["mixer.objective"].get(objective, "an objective of your own")
         lasting = "domains last, shares and norms are averages over time"
         passing = "the domains are those of this batch alone, listed by falling weight"
         lines = [

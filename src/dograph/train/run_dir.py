@@ -161,15 +161,18 @@ class RunDirectory:
         self.metrics_file.touch()
         last, gaps = 0, StepGaps()
         for file in (self.metrics_file, self.samples_file, self.graph_file, self.validation_file):
-            size = 0  # that is kept
+            start, kept = 0, [(0, 0)]  # parts of the file; of one in disorder there are several
             for end, made in read_steps(file):
                 last = max(last, made)
-                size = end if made <= step else size
+                if made <= step:
+                    first = kept.pop()[0] if kept[-1][1] == start else start
+                    kept.append((first, end))
                 if file == self.metrics_file:
                     gaps.add(min(made, step + 1))
-            if file.is_file() and size < file.stat().st_size:
-                with open(file, "rb") as old:
-                    write_bytes(file, old.read(size))
+                start = end
+            if file.is_file() and kept != [(0, file.stat().st_size)]:
+                content = file.read_bytes()
+                write_bytes(file, b"".join(content[first:end] for first, end in kept))
         gaps.add(step + 1)  # its rows were written before its checkpoint
         for path in self.probes.glob("step-*"):
             if path.stem[5:].isdecimal() and int(path.stem[5:]) > step:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from corpora import write_corpus
 from dograph.data.corpus import Corpus, blocks_by_source, equal_shares, even_blocks
+from token_corpora import span
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 60))
@@ -38,7 +39,7 @@ def test_blocks_are_those_of_the_text_and_spread_over_it(corpus):
     for block in blocks:
         place = block.place()
         assert place["source"] == corpus.sources[block.source]
-        start = block.stratum.document(place["document"]).start + place["offset"]
+        start = span(block.stratum, place["document"])[0] + place["offset"]
         assert start == 32 * block.index
         assert np.array_equal(block.tokens(), block.stratum.token_N[start : start + 32])
     alpha = [b for b in blocks if corpus.sources[b.source] == "alpha"]

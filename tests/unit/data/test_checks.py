@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dograph.data.encode import Checker
-from dograph.data.formats import Chunk, Position, RawRow
+from dograph.data.formats import Chunk, Line, Position, RawRow
 from dograph.data.inputs import Input
 from dograph.data.options import PrepareOptions
 from dograph.errors import CorpusError
@@ -19,6 +19,8 @@ GOOD = b'{"text": "good", "meta": {"set": "a"}}'
 
 def check(rows, *, repair, first=0, source=None):
     entry = Input("lines", "input", "train", source)
+    if isinstance(rows, bytes):
+        rows = [Line(content, 0, 0) for content in rows.split(b"\n")]
     options = PrepareOptions(**OPTIONS, bad_records="repair" if repair else "refuse")
     checker = Checker(Chunk(0, first, rows, Position(), []), entry, options)
     return [(t.record, t.source, t.text) for t in checker.texts()], checker.bad

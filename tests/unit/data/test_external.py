@@ -13,6 +13,7 @@ from dograph.data import external
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, CorpusError, DographError
 from text_inputs import files_of, prepare, text, write_jsonl, write_tokenizer
+from token_corpora import span
 
 CODES = {np.uint8: 1, np.int16: 3, np.int32: 4, np.int64: 5, np.uint16: 8}
 
@@ -48,8 +49,8 @@ def documents_in(directory, split):
     """Every document of a split as a list of tokens, through the package's own memory maps."""
     found = []
     for stratum in Corpus(directory).strata(split):
-        spans = [stratum.document(n) for n in range(stratum.entry.documents)]
-        found += [stratum.token_N[span.start : span.end].tolist() for span in spans]
+        spans = [slice(*span(stratum, n)) for n in range(stratum.entry.documents)]
+        found += [stratum.token_N[own].tolist() for own in spans]
         data = stratum.token_N.tobytes()
         assert hashlib.sha256(data).hexdigest() == stratum.entry.sha256
     return found
@@ -137,8 +138,8 @@ def test_a_tokenizer_gives_bytes_bounds_and_text(tmp_path):
     assert manifest.train[0].bytes == sum(len(t.encode()) for t in texts)
     assert manifest.tokenizer.eot_id == 0
     corpus = Corpus(tmp_path / "out")
-    span = corpus.train[0].document(7)
-    assert corpus.text(corpus.train[0], span.start, span.end - 1) == texts[7]
+    start, end = span(corpus.train[0], 7)
+    assert corpus.text(corpus.train[0], start, end - 1) == texts[7]
     write_jsonl(tmp_path / "again.jsonl", texts)
     tokens = prepare(tmp_path / "text", tmp_path / "again.jsonl", **options).manifest.train[0]
     assert (tokens.sha256, tokens.bytes) == (manifest.train[0].sha256, manifest.train[0].bytes)

@@ -1,6 +1,7 @@
 """From inputs to a corpus, read back without the package's own reader."""
 
 import json
+import time
 
 import datasets
 import numpy as np
@@ -8,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dograph.data import encode as workers
 from dograph.data import formats
 from dograph.data import pipeline as outputs
 from dograph.data.corpus import Corpus
+from dograph.data.encode import ChunkEncoder
 from dograph.data.options import PrepareOptions
 from dograph.data.pipeline import prepare as prepare_corpus
 from dograph.data.staging import lock
@@ -138,9 +139,18 @@ def test_any_number_of_workers_gives_the_same_corpus(tmp_path, tokenizer, monkey
     prepare(tmp_path / "whole", tmp_path / "a.jsonl", **options)
     monkeypatch.setattr(formats, "CHUNK_BYTES", 3000)
     monkeypatch.setattr(formats, "READ_BYTES", 1000)
-    monkeypatch.setattr(workers, "ChunkEncoder", None)  # here, not in the workers: only they encode
+    encode, started = ChunkEncoder.__call__, []
+
+    def slow_at_first(self, chunk):
+        started.append(chunk.first)
+        time.sleep(0.05 if len(started) == 1 else 0)  # the first one of two threads ends last
+        return encode(self, chunk)
+
+    monkeypatch.setattr(ChunkEncoder, "__call__", slow_at_first)
     for number in (1, 2):
+        started.clear()
         prepare(tmp_path / str(number), tmp_path / "a.jsonl", workers=number, **options)
+    assert len(started) > 5
     assert files_of(tmp_path / "1") == files_of(tmp_path / "2") == files_of(tmp_path / "whole")
     assert "repairs.jsonl" in files_of(tmp_path / "1")
 

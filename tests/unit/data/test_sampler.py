@@ -12,6 +12,7 @@ from dograph.data.loader import Loader, rank_slice
 from dograph.data.sampler import WAYPOINT_STEPS, Sampler, WeightLog, advance
 from dograph.errors import ConfigError, RunError
 from dograph.types import Mixture
+from token_corpora import span
 
 SEQ_LEN = 32
 EQUAL = Mixture.normalised({"alpha": 1, "beta": 1, "gamma": 1})
@@ -161,9 +162,9 @@ def test_samples_name_their_document_and_offset(corpus):
     batch = Loader(corpus, sampler).load(3, ahead=False)
     for row in range(10):
         stratum = corpus.train[batch.ids.stratum_B[row]]
-        span = stratum.document(int(batch.ids.document_B[row]))
-        start = span.start + int(batch.ids.offset_B[row])
-        assert start < span.end
+        first, end = span(stratum, int(batch.ids.document_B[row]))
+        start = first + int(batch.ids.offset_B[row])
+        assert start < end
         assert np.array_equal(stratum.token_N[start : start + SEQ_LEN], batch.token_BT[row])
         assert corpus.sources[int(batch.source_B[row])] == stratum.entry.source
 

@@ -52,7 +52,7 @@ def test_every_objective_is_named_with_its_rule_and_residual(tmp_path, objective
     overrides = ["mixer.name=dograph", f"mixer.objective={objective}"]
     sample = {"weight": [0.8, 1.2, 1.0, 1.0], "domain": [0, 1, 1, 0]}
     found = explained(tmp_path / "run", overrides, dograph_row(), sample)
-    rule = CHOICES["mixer.objective"][objective].does
+    rule = CHOICES["mixer.objective"][objective]
     assert found.reasons[0] == f"objective {objective}: {rule}; residual 1e-07"
     assert found.weight_B == sample["weight"]
     assert found.domain_B == sample["domain"]

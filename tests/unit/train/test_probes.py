@@ -20,6 +20,7 @@ from dograph.train.distributed import World
 from dograph.train.metrics import Probes, nearest_rows
 from dograph.train.run_dir import RunDirectory
 from dograph.train.step import MicroBatch, TrainStep, build_optimizer
+from token_corpora import span
 
 CPU = World(rank=0, size=1, device=torch.device("cpu"))
 SETTINGS = (
@@ -106,7 +107,7 @@ def test_a_probe_holds_the_sketches_of_held_out_rows(corpus, tmp_path):
     assert tensors["source"].tolist() == [0] * 5 + [1] * 5 + [2] * 4
     for row, token_T in zip(about["rows"], started.tokens(), strict=True):
         stratum = next(s for s in corpus.validation if s.entry.stratum == row["stratum"])
-        start = stratum.document(row["document"]).start + row["offset"]
+        start = span(stratum, row["document"])[0] + row["offset"]
         assert np.array_equal(stratum.token_N[start : start + 16], token_T)
     loss_N, sketch_NK = started.reference(0, seed=0)
     assert torch.allclose(tensors["loss"], loss_N, rtol=1e-5)
