@@ -8,11 +8,10 @@ JOBS ?= 2
 
 .PHONY: demo test test-slow soak browser check docs format bench results dist clean
 
-$(READY): pyproject.toml constraints.txt tests/loaders.txt
+$(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/loaders.txt
 	touch $(READY)
 
 demo: $(READY)  ## plain mixing beside DoGraph on the embedded corpus, then domains that were planted

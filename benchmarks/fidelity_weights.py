@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import fidelity_measures as measures
-from dograph.domains.kmeans import KMeans, kmeans
+from dograph.domains.kmeans import KMeans
 from dograph.domains.scopes import Scope
 from dograph.mixers.dograph import DoGraph
 from dograph.rng import key64
@@ -82,13 +82,10 @@ class Reference:
         self.best = {recipe: self._best(point_BK, recipe) for recipe in (PLAIN, SPHERICAL)}
 
     def _best(self, point_BK: Tensor, recipe: str) -> float:
-        label_B = kmeans(
-            point_BK,
-            DoGraph(RECIPES[recipe][0]).options.num_domains,
-            generator=torch.Generator().manual_seed(key64(0, "best", self.step) >> 1),
-            restarts=BEST_OF,
-            normalise=recipe == SPHERICAL,
-        ).label_B
+        num_domains = DoGraph(RECIPES[recipe][0]).options.num_domains
+        generator = torch.Generator().manual_seed(key64(0, "best", self.step) >> 1)
+        cluster = KMeans(num_domains, normalise=recipe == SPHERICAL, restarts=BEST_OF)
+        label_B = cluster.cluster(point_BK, generator).label_B
         known = [label_B, *(w.label_B for w in self.weighed[recipe])]
         return min(self._objective(known_B, recipe) for known_B in known)
 

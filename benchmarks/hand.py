@@ -28,20 +28,20 @@ def open_hand(
     config = options.config(None)
     rows = -(-options.vocab_size // PAD_TO) * PAD_TO
     with device:
-        model = HandModel(PRESETS[options.model], rows, options.seq_len)
+        model = HandModel(PRESETS[config.model.preset or ""], rows, config.data.seq_len)
     copy_weights(model, open_model(options, device).model)
-    if options.compile and whole:
+    if config.train.compile and whole:
         model.compile(dynamic=False)
-    elif options.compile:  # one graph for all blocks and one for the ending
+    elif config.train.compile:  # one graph for all blocks and one for the ending
         for part in (*model.blocks, model.ending):
             part.forward = torch.compile(part.forward, dynamic=False)
     parameters, watch = list(model.parameters()), Stopwatch(device)
-    optimizer, half = build_optimizer(model, config.optim), options.dtype == "bfloat16"
+    optimizer, half = build_optimizer(model, config.optim), config.train.half
 
     def advance(done: int) -> list[Lap]:
         watch.start()
         token_BT = batches(done).token_BT.to(device, non_blocking=True)
-        parts = token_BT.split(options.micro_batch or options.batch)
+        parts = token_BT.split(config.train.micro_batch_size or config.train.batch_size)
         for part in parts:
             with torch.autocast(device.type, torch.bfloat16, enabled=half):
                 loss = model(part)

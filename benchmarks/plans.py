@@ -69,8 +69,9 @@ def plan(proxies: int, kills: int) -> dict[str, Any]:
         prepare = [*dograph, "data", "prepare", "demo", "--out", "demo"]
         subprocess.run(prepare, cwd=folder, check=True)
         start, killed = time.perf_counter(), []
+        settings = ["data.corpus=demo", f"mixer.num_proxies={proxies}"]
         process = subprocess.Popen(
-            [*dograph, "plan", "regmix", "data.corpus=demo", f"mixer.num_proxies={proxies}"],
+            [*dograph, "plan", "regmix", *settings, "--force"],  # few proxies support no plan
             cwd=folder,
             stderr=subprocess.DEVNULL,
         )

@@ -53,7 +53,8 @@ class Rival:
     def __init__(self, options: BenchOptions, batches: Batches, device: torch.device) -> None:
         self.options, self.batches, self.device = options, batches, device
         self.config = options.config("reference")
-        self.num_samples = min(options.micro_batch or options.batch, options.batch)
+        train = options.run.train
+        self.num_samples = min(train.micro_batch_size or train.batch_size, train.batch_size)
         self.mixer = build_mixer(self.config.mixer.name, self.config.mixer.options)
         self.model: Any = self.prepared(open_model(options, device))
         trained = self.model.named_parameters()
@@ -79,7 +80,7 @@ class Rival:
         raise NotImplementedError
 
     def autocast(self) -> torch.autocast:
-        half = self.options.dtype == "bfloat16"
+        half = self.config.train.half
         return torch.autocast(self.device.type, torch.bfloat16, enabled=half)
 
     def weigh(self, results: list[MicroBatchResult]) -> Tensor:
@@ -105,8 +106,8 @@ class Loop(Rival):
         self.sketcher = Sketcher(
             model,
             mode="reference",
-            dim=self.options.dim,
-            seed=self.options.seed,
+            dim=self.config.sketch.dim,
+            seed=self.config.seed,
             refresh=self.config.sketch.refresh or "never",
         )
         return model
@@ -201,8 +202,8 @@ class Vmap(Rival):
             )
         self.num_samples = min(self.num_samples, fits)
         self.plain_note = self.note = (
-            f"torch.func.vmap(grad), dense Gaussian {numbers / 1e6:.1f}M x {self.options.dim}; "
-            "eager, attention unfused"
+            f"torch.func.vmap(grad), dense Gaussian {numbers / 1e6:.1f}M x "
+            f"{self.config.sketch.dim}; eager, attention unfused"
         )
         return model
 
@@ -238,8 +239,9 @@ class Vmap(Rival):
         Returns also the seconds of what was left out once the time was up, by proportion, and the
         share that was not.
         """
-        one, dim, watch = next(iter(gradients.values())), self.options.dim, Stopwatch(self.device)
-        key = key64(self.options.seed, "dense", self.done)
+        one, dim = next(iter(gradients.values())), self.config.sketch.dim
+        watch = Stopwatch(self.device)
+        key = key64(self.config.seed, "dense", self.done)
         draw = torch.Generator(one.device).manual_seed(key >> 1)
         sketch_BK = one.new_zeros(len(one), dim)
         total = sum(gradient[0].numel() for gradient in gradients.values())
@@ -278,9 +280,10 @@ def measured(session: Session, kind: type[Rival], plain_ms: float) -> dict[str, 
         spent.append(1e3 * (time.perf_counter() - start + left_out))
         if turn > 0 and time.perf_counter() - begun > RIVAL_SECONDS:
             break
-    ms, share = statistics.median(spent[1:]), rival.num_samples / options.batch
+    batch = options.run.train.batch_size
+    ms, share = statistics.median(spent[1:]), rival.num_samples / batch
     peak = torch.cuda.max_memory_allocated(session.device) - held if session.watch.on_gpu else None
-    samples = f"; {rival.num_samples} of {options.batch} samples, counted by the sample"
+    samples = f"; {rival.num_samples} of {batch} samples, counted by the sample"
     return {
         "ms": spread([ms]) | {"steps": len(spent) - 1},  # the first one warms up
         "num_samples": rival.num_samples,
@@ -297,7 +300,7 @@ def run(session: Session, *, hand: bool = True, whole: bool = False, rivals: boo
 
     def measure_hand() -> None:
         options = session.options
-        how = ("whole" if whole else "by blocks") if options.compile else "eager"
+        how = ("whole" if whole else "by blocks") if options.run.train.compile else "eager"
 
         def beside_plain() -> dict[str, Any]:
             found = session.beside_plain(

@@ -26,7 +26,17 @@ STREAM = (  # whose domains are known after 10 steps, and found again after 25
     *("train.steps=28", "eval.every=14", "checkpoint.every=14"),
 )
 COMPARE = ("compare", *SMALL, "--mixers", "ours=dograph[num_domains=3]", "--seeds", "2")
-PLAN = (*SMALL, "train.steps=8", "--proxy", "train.steps=4", "--lab", "lab", "--workers", "1")
+PLAN = (
+    *SMALL,
+    "train.steps=8",
+    "--proxy",
+    "train.steps=4",
+    "--lab",
+    "lab",
+    "--workers",
+    "1",
+    "--force",
+)
 
 
 # How commits before `dograph show` spell a command, and settings that were options there.
@@ -246,7 +256,7 @@ def from_table(place: Place) -> None:
         (place.folder / f"{kind}-losses.csv").write_text("\n".join(losses) + "\n")
     table = (
         *("--from-table", "fit-mixtures.csv", "fit-losses.csv"),
-        *("--test-table", "test-mixtures.csv", "test-losses.csv"),
+        *("--test-table", "test-mixtures.csv", "test-losses.csv", "--force"),
     )
     place.dograph("plan", "regmix", *table, "--out", "regmix-best.yaml")
     for name in ("exponential", "ridge", "linear"):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from dograph.data.torch_data import MixtureSampler as MixtureSampler
     from dograph.mixers.base import Mixer as Mixer
     from dograph.mixers.dograph import DoGraph as DoGraph
-    from dograph.sketch.gains import LayerRule as LayerRule
+    from dograph.sketch.cover import LayerRule as LayerRule
     from dograph.sketch.head import sketched_cross_entropy as sketched_cross_entropy
     from dograph.sketch.sketcher import Sketcher as Sketcher
     from dograph.types import Mixture as Mixture
@@ -23,7 +23,7 @@ _HOMES = {
     "Corpus": "dograph.data.corpus",
     "CorpusDataset": "dograph.data.torch_data",
     "DoGraph": "dograph.mixers.dograph",
-    "LayerRule": "dograph.sketch.gains",
+    "LayerRule": "dograph.sketch.cover",
     "Mixer": "dograph.mixers.base",
     "Mixture": "dograph.types",
     "MixtureSampler": "dograph.data.torch_data",

@@ -33,8 +33,9 @@ class MissingExtraError(DographError, ImportError):
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     """A clause with the most similar allowed word, or with all of them if none is similar."""
     allowed = sorted(set(allowed))
-    near = difflib.get_close_matches(word, allowed, n=1, cutoff=0.6)
-    return f'did you mean "{near[0]}"?' if near else f"allowed: {', '.join(allowed)}"
+    known = {name.casefold(): name for name in allowed}  # "Pile-CC" is like "pile_cc"
+    near = difflib.get_close_matches(word.casefold(), known, n=1, cutoff=0.6)
+    return f'did you mean "{known[near[0]]}"?' if near else f"allowed: {', '.join(allowed)}"
 
 
 def shortened(text: str, most: int = 200) -> str:

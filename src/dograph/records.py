@@ -84,12 +84,16 @@ def read_last(
     return next(_parsed(reversed(newest), path, parse, skipped), None)
 
 
-def read_steps(path: Path) -> Iterator[int]:
-    """The steps of a JSON Lines file; only lines that do not start with their step are parsed."""
-    for _, line in _wanted_lines(path, Skipped(), None):
-        step = step_of(line)
-        with suppress(*DAMAGE):
-            yield checked_step(parse_object(line)) if step is None else step
+def read_steps(path: Path) -> Iterator[tuple[int, int]]:
+    """Of each whole line: where it ends, in bytes, and its step; damaged ones are left out."""
+    if path.is_file():
+        with open(path, "rb") as file:
+            while line := file.readline(LONGEST):
+                with suppress(*DAMAGE):
+                    step = step_of(line)  # else of another program, or damaged
+                    step = checked_step(parse_object(line)) if step is None else step
+                    if line.endswith(b"\n"):
+                        yield file.tell(), step
 
 
 def _parsed(

@@ -14,8 +14,7 @@ from dograph.domains.objectives import Objective
 from dograph.domains.partition import partition
 from dograph.mixers.base import SIGNALS, Lab, Mixer, Proxy, ProxyResult
 from dograph.mixers.registry import build_mixer
-from dograph.sketch.cover import compare_with_autograd
-from dograph.sketch.gains import GivenRule, LayerRule
+from dograph.sketch.cover import GivenRule, LayerRule, compare_with_autograd
 from dograph.types import Domains, Mixture, Signals
 
 STEPS, SIZE = 14, 16  # of the made-up run before it is resumed, and as many after

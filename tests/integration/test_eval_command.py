@@ -19,8 +19,6 @@ from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, CorpusError
 from dograph.eval.evaluate import EvalRequest, find_subject, open_scorer
 from dograph.files import sha256_of
-from dograph.records import read_metrics
-from dograph.train.run_dir import RunDirectory
 from text_inputs import text
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "benchmarks"
@@ -121,18 +119,6 @@ def test_a_run_is_scored_and_the_result_kept_beside_it(run, benchmarks, output):
     assert f"result: {run / 'eval.json'}" in output
 
 
-def test_the_losses_per_source_are_those_of_the_last_validation(run, output):
-    found = json.loads((run / "eval.json").read_text())["sources"]
-    logged = list(read_metrics(RunDirectory.open(run).metrics_file))[-1]
-    assert "valid/mean/loss_nats" in logged
-    for name in ("alpha", "beta", "mean", "natural", "worst"):
-        assert found[f"{name}/loss_nats"] == pytest.approx(
-            logged[f"valid/{name}/loss_nats"], rel=1e-5
-        )
-    assert found["alpha/bits_per_byte"] > 0
-    assert "validation loss per source" in output
-
-
 def test_the_table_shows_errors_chance_average_and_what_was_cut(output):
     lines = {line.split()[0]: line.split() for line in output.splitlines() if line.split()}
     assert lines["task"] == ["task", "n", "acc", "acc_norm", "chance", "bits/B", "ppl"]
@@ -146,9 +132,7 @@ def test_a_second_evaluation_is_equal_and_batches_do_not_matter(run, benchmarks,
     first = json.loads((run / "eval.json").read_text())
     evaluated(run, "--benchmarks", benchmarks, *THREE, "--out", tmp_path / "again.json")
     again = json.loads((tmp_path / "again.json").read_text())
-    assert {k: again[k] for k in ("tasks", "average", "sources")} == {
-        k: first[k] for k in ("tasks", "average", "sources")
-    }
+    assert (again["tasks"], again["average"]) == (first["tasks"], first["average"])
     options = ("--batch-size", 1, "--out", tmp_path / "one.json")
     evaluated(run, "--benchmarks", benchmarks, *THREE, *options)
     one = json.loads((tmp_path / "one.json").read_text())
@@ -178,7 +162,7 @@ def test_a_model_folder_is_shown_all_its_positions_and_kept_where_asked(run, ben
     evaluated(model, *options, "--out", tmp_path / "deep" / "kept.json")
     found = json.loads((tmp_path / "deep" / "kept.json").read_text())
     assert found["provenance"]["max_length"] == 512
-    assert (found["sources"], found["provenance"]["step"]) == ({}, None)
+    assert found["provenance"]["step"] is None
 
 
 def test_the_tokenizer_is_the_one_of_the_corpus(run):
@@ -210,14 +194,14 @@ def test_what_cannot_be_done_is_said_with_the_way_out(run, benchmarks, tmp_path)
     assert "not complete" in evaluated(tmp_path / "half", *folder, error=ConfigError)
 
 
-def test_without_the_corpus_there_are_tasks_but_no_sources(run, benchmarks, tmp_path):
+def test_without_the_corpus_the_tasks_are_scored(run, benchmarks, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(run, copy, symlinks=True)
     config = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(config.replace(str(run.parent / "corpus"), "/nowhere"))
     output = evaluated(copy, "--benchmarks", benchmarks, "--tasks", "copa")
-    assert "no loss per source" in output
-    assert json.loads((copy / "eval.json").read_text())["sources"] == {}
+    assert "the tokenizer's own end of text is used" in output
+    assert list(json.loads((copy / "eval.json").read_text())["tasks"]) == ["copa"]
 
 
 @pytest.mark.slow
@@ -261,5 +245,4 @@ def test_the_harness_offline_gives_the_same_file(run, tmp_path):
         for scorer in ("builtin", "lm-eval")
     )
     assert ours_nats == pytest.approx(theirs_nats, rel=1e-6)
-    assert ours["sources"] == theirs["sources"]
     assert ours["notes"] == theirs["notes"]

@@ -7,7 +7,7 @@ from benchmarks import fidelity_measures as measures
 from benchmarks import fidelity_weights
 from torch import nn
 
-from dograph.domains.kmeans import kmeans
+from dograph.domains.kmeans import KMeans
 from dograph.domains.objectives import Uncertainty
 from dograph.domains.partition import partition, sample_weights
 
@@ -133,7 +133,7 @@ class TestGeometry:
 class TestDomainsAndWeights:
     @pytest.mark.parametrize("spherical", [False, True])
     def test_objective_is_that_of_kmeans(self, point_BK, spherical):
-        found = kmeans(point_BK, 4, generator=draw(0), normalise=spherical)
+        found = KMeans(4, spherical).cluster(point_BK, draw(0))
         got = measures.clustering_objective(
             point_BK @ point_BK.T, found.label_B, spherical=spherical
         )

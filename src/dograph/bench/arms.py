@@ -4,7 +4,7 @@ Each of these steps is an `Arm`. All arms have the same model, initial weights a
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,6 @@ import torch
 
 from dograph.choices import Accumulation
 from dograph.config import RunConfig, merge, parse_config, require_compatible, resolve_config
-from dograph.data.corpus import Corpus
-from dograph.data.loader import Loader
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.dograph import DoGraph
 from dograph.mixers.registry import build_mixer
@@ -21,10 +19,9 @@ from dograph.models.build import build_model
 from dograph.models.loss import PerSampleLoss, compile_regions
 from dograph.models.presets import PRESETS
 from dograph.rng import stream
-from dograph.train.assembly import open_sampler
 from dograph.train.distributed import World
 from dograph.train.step import Lap, TrainStep, build_optimizer
-from dograph.types import Batch, Mixture, SampleIds
+from dograph.types import Batch, SampleIds
 
 LEAST_WARMUP_STEPS = 5
 WARMUP_STEPS = {"safe": 12}  # its domains are known after ten steps
@@ -38,39 +35,36 @@ class BenchOptions:
     """Every choice of a measurement; `run` is the run whose step is measured."""
 
     run: RunConfig
-    model: str
-    batch: int
-    seq_len: int
-    vocab_size: int
-    dtype: str
-    compile: bool
-    micro_batch: int | None
-    accumulation: Accumulation | None  # None: by recipe
-    modes: tuple[str, ...]
-    top_blocks: int
     recipe: str
-    dim: int
+    modes: tuple[str, ...]
+    vocab_size: int
     steps: int = 30
-    corpus: str | None = None  # None: random tokens
     profile: bool = False
     peak_tflops: float | None = None
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        layers = PRESETS[self.model].layers
-        if "topdown" in self.modes and self.top_blocks > layers:
+        model, top_blocks = self.run.model.preset or "", self.run.sketch.top_blocks
+        layers = PRESETS[model].layers
+        if "topdown" in self.modes and top_blocks > layers:
             raise ConfigError(
-                f"sketch.top_blocks={self.top_blocks}, but {self.model} has {layers} blocks; give "
-                f"1 to {layers}"
+                f"sketch.top_blocks={top_blocks}, but {model} has {layers} blocks; give 1 to "
+                f"{layers}"
             )
         for mode in self.modes:
             config = self.config(mode)
             require_compatible(config, build_mixer(config.mixer.name, config.mixer.options))
 
     @property
+    def accumulation(self) -> Accumulation | None:
+        """As it was set; None: by recipe."""
+        sketch = self.run.sketch
+        return sketch.accumulation if "accumulation" in sketch.model_fields_set else None
+
+    @property
     def accumulates(self) -> Accumulation | None:
         """How gradients of several micro-batches are accumulated; None if there is only one."""
-        if (self.micro_batch or self.batch) >= self.batch:
+        batch = self.run.train.batch_size
+        if (self.run.train.micro_batch_size or batch) >= batch:
             return None
         return self.accumulation or ("lagged" if self.recipe == "safe" else "two_sweeps")
 
@@ -85,14 +79,20 @@ class BenchOptions:
             return parse_config(values | {"mixer": {"name": "natural"}, "sketch": {}}, "plain")
         # The paper draws a new projection every step; domains that persist keep theirs.
         refresh = self.run.sketch.refresh or ("step" if self.recipe == "paper" else "never")
-        sketch = {"mode": mode, "top_blocks": self.top_blocks, "refresh": refresh}
+        sketch = {"mode": mode, "refresh": refresh}
         sketch |= {"accumulation": self.accumulates or "two_sweeps"}
         return parse_config(merge(values, {"sketch": sketch}), f"mode {mode}")
 
     def to_json(self) -> dict[str, Any]:
-        """All but `run`."""
-        values = {own.name: getattr(self, own.name) for own in fields(self)[1:]}
-        return values | {"modes": list(self.modes), "accumulates": self.accumulates}
+        run, train, sketch = self.run, self.run.train, self.run.sketch
+        values: dict[str, Any] = {"model": run.model.preset, "batch": train.batch_size}
+        values |= {"seq_len": run.data.seq_len, "vocab_size": self.vocab_size}
+        values |= {"dtype": train.dtype, "compile": train.compile}
+        values |= {"micro_batch": train.micro_batch_size, "accumulation": self.accumulation}
+        values |= {"modes": list(self.modes), "top_blocks": sketch.top_blocks}
+        values |= {"recipe": self.recipe, "dim": sketch.dim, "steps": self.steps}
+        values |= {"corpus": None, "profile": self.profile, "peak_tflops": self.peak_tflops}
+        return values | {"seed": run.seed, "accumulates": self.accumulates}
 
 
 # Settings without CONFIG: seconds on a CPU, the paper's shapes on a GPU.
@@ -114,7 +114,6 @@ def resolve_options(
     settings: Sequence[str] = (),
     *,
     config: str | None = None,
-    corpus: str | None = None,
     vocab_size: int | None = None,
     **how: Any,
 ) -> BenchOptions:
@@ -124,7 +123,7 @@ def resolve_options(
     if config is None:
         usual = (*(_ON_GPU if on_gpu else _ON_CPU), "mixer.name=dograph", "mixer.recipe=paper")
     run = resolve_config(config, [*usual, *settings, *_FIXED])
-    model, train, sketch = run.model.preset or "", run.train, run.sketch
+    model = run.model.preset or ""
     if model not in PRESETS:
         raise ConfigError(f'model.preset="{model}": {did_you_mean(model, PRESETS)}')
     if run.mixer.name != "dograph":
@@ -132,63 +131,32 @@ def resolve_options(
             f"mixer.name={run.mixer.name}: bench measures sketches of DoGraph next to a plain "
             "step; set mixer.name=dograph"
         )
-    top_blocks, set_here = sketch.top_blocks, sketch.model_fields_set
-    if "top_blocks" not in set_here:
-        top_blocks = min(top_blocks, PRESETS[model].layers)
-    if vocab_size is None and corpus is not None:
-        vocab_size = Corpus(corpus).vocab_size
-    return BenchOptions(
-        run=run,
-        model=model,
-        batch=train.batch_size,
-        seq_len=run.data.seq_len,
-        vocab_size=vocab_size or (50257 if on_gpu else 4096),
-        dtype=train.dtype,
-        compile=train.compile,
-        micro_batch=train.micro_batch_size,
-        accumulation=sketch.accumulation if "accumulation" in set_here else None,
-        modes=tuple(modes),
-        top_blocks=top_blocks,
-        recipe=DoGraph(**run.mixer.options).options.recipe,
-        dim=sketch.dim,
-        corpus=corpus,
-        seed=run.seed,
-        **how,
-    )
+    if "top_blocks" not in run.sketch.model_fields_set:
+        top_blocks = min(run.sketch.top_blocks, PRESETS[model].layers)
+        sketch = run.sketch.model_copy(update={"top_blocks": top_blocks})
+        run = run.model_copy(update={"sketch": sketch})
+    how["vocab_size"] = vocab_size or (50257 if on_gpu else 4096)
+    recipe = DoGraph(**run.mixer.options).options.recipe
+    return BenchOptions(run=run, recipe=recipe, modes=tuple(modes), **how)
 
 
 def open_batches(options: BenchOptions, device: torch.device) -> Batches:
     """The batch of every step, the same for all arms."""
-    on_gpu = device.type == "cuda"
-    if options.corpus is None:
-        batches = [_random_batch(options, i, pin=on_gpu) for i in range(NUM_BATCHES)]
-        return lambda step: batches[step % NUM_BATCHES]
-    corpus = Corpus(options.corpus)
-    if corpus.vocab_size > options.vocab_size:
-        raise ConfigError(
-            f"{options.corpus} has a vocabulary of {corpus.vocab_size}, more than "
-            f"--vocab-size {options.vocab_size}; raise that"
-        )
-    sampler = open_sampler(options.run, corpus)
-    tokens = {name: float(count) for name, count in corpus.tokens_by_source().items()}
-    sampler.remix(0, Mixture.normalised(tokens), "plan")
-    loader = Loader(corpus, sampler, pin=on_gpu)
-    # Loaded before anything is timed: the speed of the loader is not measured here.
-    drawn = [loader.load(step, ahead=False) for step in range(4 * NUM_BATCHES)]
-    loader.close()
-    return lambda step: drawn[step % len(drawn)]
+    pin = device.type == "cuda"
+    batches = [_random_batch(options, i, pin=pin) for i in range(NUM_BATCHES)]
+    return lambda step: batches[step % NUM_BATCHES]
 
 
 def _random_batch(options: BenchOptions, number: int, *, pin: bool) -> Batch:
     """Tokens with the frequencies of words, p ~ 1 / (rank + 2.7), so that embedding rows repeat."""
-    draw = stream(options.seed, "bench tokens", number)
+    draw = stream(options.run.seed, "bench tokens", number)
     share_V = 1 / (np.arange(options.vocab_size) + 2.7)
-    shape = (options.batch, options.seq_len)
+    shape = num, _ = options.run.train.batch_size, options.run.data.seq_len
     drawn_BT = draw.choice(options.vocab_size, size=shape, p=share_V / share_V.sum())
-    token_BT, source_B = torch.from_numpy(drawn_BT), torch.zeros(options.batch, dtype=torch.int64)
+    token_BT, source_B = torch.from_numpy(drawn_BT), torch.zeros(num, dtype=torch.int64)
     if pin:
         token_BT, source_B = token_BT.pin_memory(), source_B.pin_memory()
-    ids = SampleIds(*[np.zeros(options.batch, dtype=np.int64)] * 5)
+    ids = SampleIds(*[np.zeros(num, dtype=np.int64)] * 5)
     return Batch(token_BT=token_BT, source_B=source_B, ids=ids)
 
 
@@ -211,13 +179,9 @@ class Arm:
 def open_model(options: BenchOptions, device: torch.device) -> PerSampleLoss:
     """The model of every arm, with the same weights in each."""
     with device:  # initialise on the device: a CPU takes long for a large model
-        model = build_model(
-            options.model,
-            vocab_size=options.vocab_size,
-            seq_len=options.seq_len,
-            dropout=0.0,
-            seed=options.seed,
-        ).to(device)
+        run, sizes = options.run, {"vocab_size": options.vocab_size}
+        sizes |= {"seq_len": run.data.seq_len, "seed": run.seed}
+        model = build_model(run.model.preset or "", dropout=0.0, **sizes).to(device)
     return model.train()
 
 
@@ -227,7 +191,7 @@ def open_arm(
     """The trainer's own step, plain (None) or in a mode of the sketch."""
     config = options.config(mode)
     model = open_model(options, device)
-    if options.compile:
+    if config.train.compile:
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)
         compile_regions(model)
     mixer = build_mixer(config.mixer.name, config.mixer.options)

@@ -46,21 +46,24 @@ COLUMNS = ("ms", "over plain", "extra ms", "floor ms", "memory", "tokens/s", "MF
 SLOW_LAUNCH = 1.05  # ratio of steps in a row to alternating steps that gets a footnote
 
 
+def seconds_of(work: Callable[[], object], times: int, watch: Stopwatch) -> float:
+    """Seconds that some calls take; the device is idle before and after."""
+    watch.wait()
+    start = time.perf_counter()
+    for _ in range(times):
+        work()
+    watch.wait()
+    return time.perf_counter() - start
+
+
 def measure_machine(device: torch.device, dtype: str, peak_tflops: float | None) -> Findings:
     """Copy bandwidth and matmul rate of a device, in under a second, and its peak."""
     on_gpu, watch = device.type == "cuda", Stopwatch(device)
 
     def per_second(work: Callable[[], object]) -> float:
-        def timed(times: int) -> float:
-            start = time.perf_counter()
-            for _ in range(times):
-                work()
-            watch.wait()
-            return time.perf_counter() - start
-
-        timed(2)
-        times = max(int(MACHINE_SECONDS / max(timed(1), 1e-4)), 1)
-        return times / timed(times)
+        seconds_of(work, 2, watch)
+        times = max(int(MACHINE_SECONDS / max(seconds_of(work, 1, watch), 1e-4)), 1)
+        return times / seconds_of(work, times, watch)
 
     source = torch.zeros(1 << (30 if on_gpu else 26), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -136,21 +139,12 @@ def steps_alone(arm: Arm, warmup_steps: int, watch: Stopwatch, held_before: int)
     `held_before` is what other arms had allocated when this arm was built and still have: the peak
     minus that is what the arm needs by itself.
     """
-
-    def seconds(steps: int) -> float:
-        watch.wait()
-        start = time.perf_counter()
-        for _ in range(steps):
-            arm.step()
-        watch.wait()
-        return time.perf_counter() - start
-
-    warm_seconds = seconds(warmup_steps)
+    warm_seconds = seconds_of(arm.step, warmup_steps, watch)
     gc.collect()
     gc.freeze()
     if watch.on_gpu:
         torch.cuda.reset_peak_memory_stats(watch.device)
-    ms = 1e3 * seconds(IN_A_ROW) / IN_A_ROW
+    ms = 1e3 * seconds_of(arm.step, IN_A_ROW, watch) / IN_A_ROW
     peak = torch.cuda.max_memory_allocated(watch.device) if watch.on_gpu else 0
     return {
         "ms": spread([ms]),
@@ -197,9 +191,7 @@ def top_kernels(arm: Arm, watch: Stopwatch) -> Findings:
     watch.wait()
     kind = "CUDA" if watch.on_gpu else "CPU"
     with profile(activities=[getattr(ProfilerActivity, kind)]) as profiler:
-        for _ in range(PROFILED):
-            arm.step()
-        watch.wait()
+        seconds_of(arm.step, PROFILED, watch)
     kernels = []
     for event in profiler.key_averages():
         if event.device_type.name == kind and not event.is_user_annotation:
@@ -229,14 +221,15 @@ class Session:
     def run(self, *others: Callable[[], None]) -> None:
         """Measure the machine, a plain step, every mode, and what `others` measure."""
         options = self.options
-        self.machine = measure_machine(self.device, options.dtype, options.peak_tflops)
+        self.machine = measure_machine(self.device, options.run.train.dtype, options.peak_tflops)
         self.say(
             f"{self.machine['name']}: copies {self.machine['copy_bytes_per_second'] / 1e9:,.0f} "
             f"GB/s, multiplies {self.machine['matmul_flops_per_second'] / 1e12:,.2f} TFLOP/s"
         )
         self.batches = arms.open_batches(options, self.device)
         model = arms.open_model(options, torch.device("meta"))
-        flops = count_flops(model, options.batch, options.seq_len)
+        batch = options.run.train.batch_size
+        flops = count_flops(model, batch, options.run.data.seq_len)
         self.findings = {
             "complete": False,
             "environment": describe_environment(),
@@ -299,14 +292,7 @@ class Session:
             **self._profiled(arm),
         }
         if is_mode:
-            work = extra_work(
-                arm.model,
-                options.config(name).sketch,
-                options.batch,
-                options.seq_len,
-                half=options.dtype == "bfloat16",
-                two_sweeps=options.accumulates == "two_sweeps",
-            )
+            work = extra_work(arm.model, options.config(name))
             rates = ("copy_bytes_per_second", "matmul_flops_per_second")
             least = floor_ms(work, *(self.machine[rate] for rate in rates))
             result |= {"floor_ms": least, "floor_ratio": (median + least["total"]) / median}
@@ -318,7 +304,7 @@ class Session:
 
     def speed(self, ms: float, share: float = 1.0) -> Findings:
         """Tokens per second and MFU of a step on this share of the batch."""
-        flops, tokens = self.findings["flops_per_step"], self.options.batch * self.options.seq_len
+        flops, tokens = self.findings["flops_per_step"], self.options.run.tokens_per_step
         return {
             "tokens_per_second": 1e3 * share * tokens / ms,
             "mfu": 1e3 * share * flops / ms / self.machine["peak_flops_per_second"],
@@ -380,11 +366,10 @@ def footnotes(findings: Findings) -> list[str]:
         "over plain: median ratio of steps alternating with plain [95 % interval]",
     ]
     for name, arm in findings["arms"].items():
-        if "ratio" in arm and "row_ms" in arm:
-            slower = arm["row_ms"] / arm["ms"]["median"]
-            if slower > SLOW_LAUNCH:
-                notes.append(
-                    f"{name}: {arm['row_ms']:.2f} ms per step in a row, {slower:.2f} times the "
-                    "alternating ones: kernel launches, or noise of the machine, slow it down"
-                )
+        slower = arm["row_ms"] / arm["ms"]["median"] if {"ratio", "row_ms"} <= arm.keys() else 0
+        if slower > SLOW_LAUNCH:
+            notes.append(
+                f"{name}: {arm['row_ms']:.2f} ms per step in a row, {slower:.2f} times the "
+                "alternating ones: kernel launches, or noise of the machine, slow it down"
+            )
     return notes

@@ -15,13 +15,13 @@ def bench(
         None,
         "the run whose step is measured, as in `dograph train`. Without CONFIG: recipe paper; on a "
         "GPU gpt2-small with 48 x 512 tokens, bfloat16, compiled; on a CPU demo with 8 x 128 "
-        "tokens. Tokens are random unless data.corpus is given. Never with train.shard or "
+        "tokens. Tokens are random, whatever data.corpus is. Never with train.shard or "
         "train.activation_checkpointing",
         console.CONFIG,
     ),
     modes: str = option("full,topdown,head,exact,twopass", "sketch modes; none: only plain"),
     steps: int = option(30, "timed steps of each mode; fewer give wider intervals", min=10),
-    vocab_size: int | None = option(None, "default: of the corpus, else 50257; CPU 4096", min=2),
+    vocab_size: int | None = option(None, "default: 50257; CPU 4096", min=2),
     profile: bool = option(False, "also list the ten longest kernels", "--profile"),
     peak_tflops: float | None = option(None, "peak, for MFU (default: data sheet)", min=1e-6),
     out: Path = option(Path("bench.json"), "file for the results"),
@@ -53,11 +53,8 @@ def _measure(settings: list[str], modes: tuple[str, ...], out: Path, how: dict[s
     from dograph.train.distributed import pick_device
 
     config, own = console.split_settings(settings)
-    run = resolve_config(config, own)
-    device, corpus = pick_device(run.train.device), None
-    if any(setting.startswith("data.corpus=") for setting in own):
-        corpus = str(console.ensured(run.data.corpus))
-    options = resolve_options(device, modes, own, config=config, corpus=corpus, **how)
+    device = pick_device(resolve_config(config, own).train.device)
+    options = resolve_options(device, modes, own, config=config, **how)
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: {out.parent} is not a folder; make it, or name another")
     console.require_writable(out)

@@ -29,7 +29,7 @@ def evaluate(
     batch_size: int = console.BATCH_SIZE,
     out: Path | None = option(None, "file for the result (default for a run: RUN/eval.json)"),
 ) -> None:
-    """Evaluate a model on nine downstream tasks, and a run's model on its own sources.
+    """Evaluate a model on nine downstream tasks.
 
     hellaswag, piqa, openbookqa, lambada_openai, sciq, arc_easy, copa, logiqa and winogrande, with
     the prompts of lm-evaluation-harness, zero-shot. acc: the correct answer is the likeliest.
@@ -52,15 +52,15 @@ def evaluate(
 def _evaluate(run: str, out: Path | None, request: "EvalRequest") -> None:
     from dograph.data.corpus import Corpus
     from dograph.eval.evaluate import evaluate as evaluated
-    from dograph.eval.evaluate import find_subject, source_table, task_table
+    from dograph.eval.evaluate import find_subject, task_table
     from dograph.files import write_json
 
     subject, corpus = find_subject(run), None
     if subject.run is not None:
         try:
             corpus = Corpus(ensured(subject.run.config().data.corpus))
-        except CorpusError as error:  # the tasks do not need it
-            say(f"warning: no loss per source: {error}")
+        except CorpusError as error:
+            say(f"warning: the tokenizer's own end of text is used, not the corpus': {error}")
     file = out or subject.result_file
     if file is not None:
         console.require_writable(file)
@@ -71,8 +71,6 @@ def _evaluate(run: str, out: Path | None, request: "EvalRequest") -> None:
         write_json(file, result)
     console.open_console().print(task_table(result))
     print("accuracies in per cent ± standard error over items; average: acc_norm, else acc")
-    if result["sources"]:
-        console.open_console().print(source_table(result))
     for note in result["notes"]:
         print(f"note: {note}")
     print("not written to a file; name one with --out" if file is None else f"result: {file}")

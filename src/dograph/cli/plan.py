@@ -34,16 +34,18 @@ dograph train recipe.yaml mixer.name=static mixer.file=mixture.yaml
 A proxy is the run with a smaller model and a quarter of the steps, unless --proxy says otherwise.
 Proxies are kept in --lab and never trained twice: after Ctrl-C, a kill or a crash the same command
 continues. With --from-table no proxies are trained, and METHOD's options are mixer.target,
-mixer.prior, mixer.caps, mixer.max_epochs and, of regmix, mixer.surrogate and mixer.top. More:
-docs/plan.md.
+mixer.prior, mixer.caps, mixer.max_usage, mixer.max_epochs and those of each method. olmix only
+plans from tables. More: docs/plan.md.
 """
 
 
 def plan(
-    method: str = argument(..., "doremi, doge, regmix or mixing-law", "METHOD"),
+    method: str = argument(..., "doremi, doge, regmix, mixing-law or olmix", "METHOD"),
     settings: list[str] | None = argument(None, "the run; METHOD's mixer.*", console.CONFIG),
     out: Path = option(Path("mixture.yaml"), "the mixture file to write"),
-    force: bool = option(False, "overwrite --out", "--force"),
+    force: bool = option(
+        False, "overwrite --out, and write a plan that its runs do not support", "--force"
+    ),
     proxy: list[str] | None = console.PROXY,
     workers: int | None = console.WORKERS,
     on: str = console.ON,
@@ -56,12 +58,17 @@ def plan(
     from dograph.mixers.registry import require_method
 
     if from_table is None:
+        if method == "olmix":
+            raise ConfigError(
+                "olmix plans from a table: let dograph plan regmix or mixing-law train the proxies "
+                "and write their table, then add --from-table MIXTURES.csv LOSSES.csv"
+            )
         require_method(method)  # before torch is imported, which takes seconds
         if test_table is not None:
             raise ConfigError("--test-table is for --from-table; leave it out, or give both")
         _require_free(out, *table_files(out), force=force or dry_run)
         where = None if dry_run else (on, workers)
-        _plan_with_proxies(method, settings or [], proxy or [], lab, where, out)
+        _plan_with_proxies(method, settings or [], proxy or [], lab, where, out, force)
         return
     _require_free(out, force=force)
     given = {"--proxy": proxy, "--workers": workers is not None, "--on": on != "local"}
@@ -74,7 +81,7 @@ def plan(
                 raise ConfigError(f"{name} takes two files, {TABLE}; the second is {file}")
     from dograph.cli.plan_table import plan_from_table
 
-    plan_from_table(method, settings or [], from_table, test_table, out)
+    plan_from_table(method, settings or [], from_table, test_table, out, force)
 
 
 def _require_free(out: Path, *tables: Path, force: bool) -> None:
@@ -98,6 +105,7 @@ def _plan_with_proxies(
     lab: Path,
     where: tuple[str, int | None] | None,
     out: Path,
+    force: bool,
 ) -> None:
     """Train proxies and plan with them; without `where`, print the cost of the first ones."""
     from dograph.config import merge, parse_override, resolve_config
@@ -124,13 +132,14 @@ def _plan_with_proxies(
     weights, findings = dict(result.mixture.weights), result.findings
     file = MixtureFile(weights=weights, provenance=result.provenance, findings=findings)
     corpus = Corpus(run.data.corpus)
-    deliver(file, corpus.tokens_by_source(), out, settings, run, corpus, result)
+    deliver(file, corpus.tokens_by_source(), out, force, settings, run, corpus, result)
 
 
 def deliver(
     file: "MixtureFile",
     before: Mapping[str, float],
     out: Path,
+    force: bool,
     settings: list[str],
     run: "RunConfig | None",
     corpus: "Corpus | None",
@@ -138,26 +147,23 @@ def deliver(
 ) -> None:
     """Write a plan; print its weights next to `before`, its cost, its fit and how to use it.
 
-    `before` is the corpus' own mixture, or without proxies (`result` is None) the prior. If the run
-    is known, the table also shows how often it will read each source.
+    Without `force` a plan that its runs do not support is printed, not written. `before` is the
+    corpus' own mixture, or without proxies (`result` is None) the prior. If the run is known, the
+    table also shows how often it will read each source.
     """
-    from dograph.mixers.base import Mixer
     from dograph.mixtures.file import write_mixture
     from dograph.mixtures.tables import write_table
-    from dograph.train.assembly import open_sampler
-    from dograph.train.forecast import planned_epochs, repeat_warnings
 
     weights, findings = file.weights, file.findings
     table = None if result is None else result.table
-    write_mixture(out, file)
+    refusal = None if force else _refusal(out, findings, has_proxies=table is not None)
+    if refusal is None:
+        write_mixture(out, file)
     if table is not None:  # so that it can be fitted again, without proxies
         write_table(table, *table_files(out))
-    epochs, repeats = {}, []
+    epochs, repeats = dict[str, float](), list[str]()
     if run is not None and corpus is not None:
-        sampler = open_sampler(run, corpus)
-        sampler.remix(0, file.mixture, reason="plan")
-        epochs = planned_epochs(run, sampler, Mixer())
-        repeats = repeat_warnings(run, sampler, Mixer())
+        epochs, repeats = _repeats(run, corpus, file)
     kind, meaning = "natural", "share of the corpus' tokens"
     if result is None:
         kind, meaning = "prior", "the mixture that the plan starts from"
@@ -173,7 +179,7 @@ def deliver(
         cached = f" ({cost.cached} from the lab)" if cost.cached else ""
         spent = f"{duration(cost.seconds)} of training, {cost.flops:.2e} FLOPs"
         print(f"cost: {cost.proxies} proxies{cached}, {spent}")
-    warn(findings.get("notes", []), "note")
+    warn([note for note in findings.get("notes", []) if note not in str(refusal)], "note")
     warn(findings.get("advice", []), "advice")
     warn(repeats)
     if result is None or table is not None:
@@ -181,9 +187,38 @@ def deliver(
     if table is not None:
         mixtures, losses = table_files(out)
         print(f"table of the proxies: {mixtures}, {losses} (for dograph plan --from-table)")
+    if refusal is not None:
+        raise refusal
     kept = [setting for setting in settings if not setting.startswith("mixer.")]
     use = ["dograph", "train", *kept, "mixer.name=static", f"mixer.file={out}"]
     print(f"{out} is written. Train with it: {shlex.join(use)}")
+
+
+def _repeats(
+    run: "RunConfig", corpus: "Corpus", file: "MixtureFile"
+) -> tuple[dict[str, float], list[str]]:
+    """How often the run reads each source, and warnings about it."""
+    from dograph.mixers.base import Mixer
+    from dograph.train.assembly import open_sampler
+    from dograph.train.forecast import planned_epochs, repeat_warnings
+
+    sampler = open_sampler(run, corpus)
+    sampler.remix(0, file.mixture, reason="plan")
+    return planned_epochs(run, sampler, Mixer()), repeat_warnings(run, sampler, Mixer())
+
+
+def _refusal(out: Path, findings: Mapping[str, Any], has_proxies: bool) -> ConfigError | None:
+    """Why a plan is not written, and what to do; None if its runs support it, or it has none."""
+    support = findings.get("support", {})
+    if not support.get("problems"):
+        return None
+    near = ", ".join(f"{run} ({away:.2f})" for run, away in support["nearest_runs"].items())
+    return ConfigError(
+        f"{out} is not written, because the runs do not support it:\n"
+        + "\n".join(f"- {problem}" for problem in support["problems"])
+        + f"\nruns nearest to it (L1): {near}\n--force writes it all the same"
+        + ("; no proxy is trained again" if has_proxies else "")
+    )
 
 
 def _print_fit(findings: Mapping[str, Any]) -> None:

@@ -1,10 +1,10 @@
-"""dograph plan --from-table: RegMix or the mixing law, fitted to finished runs."""
+"""dograph plan --from-table: RegMix, the mixing law or Olmix, fitted to finished runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dograph import __version__
 from dograph.cli import console
@@ -14,9 +14,10 @@ from dograph.config import Options, RunConfig, merge, parse_override, resolve_co
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.mixtures.file import MixtureFile, Provenance
-from dograph.mixtures.from_table import propose_from_table
-from dograph.mixtures.proposals import TOP
+from dograph.mixtures.from_table import Method, propose_from_table
+from dograph.mixtures.mixing_laws import DELTA
 from dograph.mixtures.published import find_mixture
+from dograph.mixtures.reuse import MixtureReuse
 from dograph.mixtures.tables import MixtureTable, read_table
 
 SEED = 42
@@ -30,6 +31,7 @@ class TableOptions(Options):
     target: Any = "mean"  # a loss of the table, mean, a list of losses, or shares by name
     prior: str | None = None  # a mixture file or a published mixture; None: see _prior
     caps: Any = Field(default_factory=dict)  # highest weight by source
+    max_usage: float | None = Field(15.0, ge=1)  # highest weight over the prior's, as for proxies
     max_epochs: float | None = Field(None, gt=0)
 
 
@@ -40,13 +42,39 @@ class RegMixTable(TableOptions):
 
 class MixingLawTable(TableOptions):
     owner: ClassVar[str] = "mixing-law with a table"
+    delta: float = Field(DELTA, gt=0)  # nats: where Huber's loss of the fit turns linear
 
 
-TABLE_METHODS: dict[str, type[TableOptions]] = {"regmix": RegMixTable, "mixing-law": MixingLawTable}
+class OlmixTable(TableOptions):
+    """The authors' values: the documented configuration, and the constants of their fit."""
+
+    owner: ClassVar[str] = "olmix"
+    max_epochs: float | None = Field(4.0, gt=0)  # with a run only, unless it is given
+    delta: float = Field(0.02, gt=0)
+    kl: float = Field(0.1, ge=0)  # weight of KL(mixture || prior), in nats of the target
+    reuse: str | None = None  # a mixture file: the plan before the corpus changed
+    unchanged: list[str] = Field([])  # with reuse: sources that keep their ratios of that plan
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if (self.reuse is None) != (not self.unchanged):
+            raise ConfigError(
+                f"mixer.reuse={self.reuse} with mixer.unchanged={self.unchanged}: give both, a "
+                "mixture file and the sources that keep its ratios, as in "
+                "mixer.reuse=old.yaml mixer.unchanged=[web, books]"
+            )
+        return self
+
+
+TABLE_METHODS: dict[str, type[TableOptions]] = {
+    "regmix": RegMixTable,
+    "mixing-law": MixingLawTable,
+    "olmix": OlmixTable,
+}
 
 
 def plan_from_table(
-    method: str, settings: list[str], files: Pair, test_files: Pair | None, out: Path
+    method: str, settings: list[str], files: Pair, test_files: Pair | None, out: Path, force: bool
 ) -> None:
     """Fit to the runs of a table, and write the mixture that the fit predicts to be best."""
     if method not in TABLE_METHODS:
@@ -70,20 +98,24 @@ def plan_from_table(
                 f"{corpus.sources}; plan without CONFIG, or for a corpus with the table's sources"
             )
     caps = _caps(options, run, corpus)
-    surrogate, top = getattr(options, "surrogate", None), getattr(options, "top", None)
+    how = options.model_dump(include={"surrogate", "top", "delta", "kl"}, exclude_none=True)
+    used: dict[str, Any] = {"tables": [str(file) for file in files], "target": options.target}
+    used |= {"caps": caps} | how
+    if getattr(options, "reuse", None) is not None:
+        used |= {"reuse": options.reuse, "unchanged": options.unchanged}
+        earlier = find_mixture(options.reuse)[0].weights
+        how["reuse"] = MixtureReuse.of(earlier, options.unchanged, table)
     proposal = propose_from_table(
-        "regmix" if method == "regmix" else "mixing-law",
+        cast(Method, method),
         table,
         target=options.target,
         prior=_prior(options.prior, corpus, table),
         caps=caps,
-        surrogate=surrogate,
+        max_usage=options.max_usage,
         seed=SEED,
         test_table=test,
-        top=TOP if top is None else top,
+        **how,
     )
-    used: dict[str, Any] = {"tables": [str(file) for file in files], "target": options.target}
-    used |= {"caps": caps, "surrogate": surrogate, "top": top}
     provenance = Provenance(
         method=method,
         made_by=f"dograph {__version__}",
@@ -94,7 +126,7 @@ def plan_from_table(
     )
     weights, findings = dict(proposal.mixture.weights), proposal.findings
     file = MixtureFile(weights=weights, provenance=provenance, findings=findings)
-    deliver(file, findings["prior"], out, described or ["recipe.yaml"], run, corpus)
+    deliver(file, findings["prior"], out, force, described or ["recipe.yaml"], run, corpus)
 
 
 def _prior(
@@ -122,7 +154,8 @@ def _caps(options: TableOptions, run: RunConfig | None, corpus: Corpus | None) -
             f"mixer.caps={options.caps}: give shares from 0 to 1 by source, as in "
             "mixer.caps={C4: 0.4}"
         )
-    if options.max_epochs is None:
+    is_default = "max_epochs" not in options.model_fields_set
+    if options.max_epochs is None or (run is None and is_default):
         return caps
     if run is None or corpus is None:
         raise ConfigError(

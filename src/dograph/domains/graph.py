@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
 
 import torch
 from torch import Tensor
@@ -90,9 +88,6 @@ class DomainGraph:
     nodes: list[Node]
     edges: list[Edge]
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def build_graph(
     domains: Domains,
@@ -141,7 +136,7 @@ def build_graph(
 def write_graph(graph: DomainGraph, path: Path, words: Mapping[int, str] | None = None) -> None:
     """Write the graph in the format of the file's extension; `words` are part of the labels."""
     formats: dict[str, Callable[[DomainGraph], str]] = {
-        ".json": lambda graph: json.dumps(graph.to_json(), indent=2, ensure_ascii=False) + "\n",
+        ".json": lambda graph: json.dumps(asdict(graph), indent=2, ensure_ascii=False) + "\n",
         ".graphml": lambda graph: to_graphml(graph, words),
     }
     if path.suffix not in formats:
@@ -156,36 +151,20 @@ def write_graph(graph: DomainGraph, path: Path, words: Mapping[int, str] | None 
 
 def to_graphml(graph: DomainGraph, words: Mapping[int, str] | None = None) -> str:
     """GraphML with every number as an attribute, and one attribute `source: NAME` per source."""
-    names = sorted({name for node in graph.nodes for name in node.sources})
-    keys = [("label", "node", "string"), ("samples", "node", "int")]
-    keys += [(name, "node", "double") for name in _FIGURES]
-    keys += [(f"source: {name}", "node", "int") for name in names]
-    keys += [("cosine", "edge", "double"), ("mmd_squared", "edge", "double")]
-    identity = {key[:2]: f"d{i}" for i, key in enumerate(keys)}
-    root = ElementTree.Element("graphml", xmlns="http://graphml.graphdrawing.org/xmlns")
-    for name, kind, form in keys:
-        about = {"id": identity[name, kind], "for": kind, "attr.name": _xml(name)}
-        ElementTree.SubElement(root, "key", about | {"attr.type": form})
-    about = {"id": f"step-{graph.step}", "edgedefault": "undirected"}
-    parent = ElementTree.SubElement(root, "graph", about)
+    import networkx  # it comes with torch
 
-    def add(kind: str, about: dict[str, str], values: dict[str, Any]) -> None:
-        element = ElementTree.SubElement(parent, kind, about)
-        for name, value in values.items():
-            if value is not None:
-                data = ElementTree.SubElement(element, "data", key=identity[name, kind])
-                data.text = _xml(str(value))
-
+    drawn = networkx.Graph(id=f"step-{graph.step}")
     for node in graph.nodes:
-        values = {"label": _title(node, (words or {}).get(node.domain)), "samples": node.samples}
+        label = _xml(_title(node, (words or {}).get(node.domain)))
+        values: dict[str, object] = {"label": label, "samples": node.samples}
         values |= {name: value for name, value in asdict(node).items() if name in _FIGURES}
         values |= {f"source: {name}": count for name, count in node.sources.items()}
-        add("node", {"id": f"n{node.domain}"}, values)
+        known = {_xml(name): value for name, value in values.items() if value is not None}
+        drawn.add_node(f"n{node.domain}", **known)
     for edge in graph.edges:
         values = {"cosine": edge.cosine, "mmd_squared": edge.mmd_squared}
-        add("edge", {"source": f"n{edge.first}", "target": f"n{edge.second}"}, values)
-    ElementTree.indent(root)
-    text = ElementTree.tostring(root, encoding="unicode")
+        drawn.add_edge(f"n{edge.first}", f"n{edge.second}", **values)
+    text = "\n".join(networkx.generate_graphml(drawn))
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
 
 

@@ -9,6 +9,7 @@ to the lowest index, as with argmin and argmax. On a GPU the restarts are one ke
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +29,7 @@ RATIO = 0.6180339887498949  # golden ratio: its multiples modulo 1 are spread ev
 MOST_SAMPLES, MOST_DOMAINS = 128, 32  # of the kernels, which hold the Gram in registers
 
 
-@dataclass(frozen=True, slots=True)
-class Clustering:
+class Clustering(NamedTuple):
     """Domains of a batch, numbered by decreasing size, then by their first sample."""
 
     label_B: Tensor  # int64
@@ -44,41 +44,6 @@ class _Space:
     weight_B: Tensor  # 1 for samples that count in centroids, 0 for those that only get a label
     rounding_B: Tensor  # squared distances up to these, or the sum of two of them, are 0
     spherical: bool  # centroids are unit directions
-
-
-def kmeans(
-    point_BK: Tensor,
-    num_domains: int,
-    *,
-    generator: torch.Generator,
-    restarts: int = 16,
-    iterations: int = ITERATIONS,
-    normalise: bool = False,
-) -> Clustering:
-    """The best of several K-means runs from k-means++ starts (greedy, as in scikit-learn).
-
-    Plain K-means clusters the samples centred on their mean; `normalise` divides each by its norm
-    instead and assigns by the cosine to a domain's mean direction (spherical K-means). At most one
-    domain per sample. The same samples in another order give the same domains: random draws depend
-    on the samples' values, not on their places. Rows that are not finite do not count in centroids
-    and get label 0; zero rows do not count in spherical K-means. An empty domain restarts at the
-    farthest sample.
-    """
-    options = {"num_domains": num_domains, "restarts": restarts, "iterations": iterations}
-    for name, value in options.items():
-        if value < 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}")
-    dtype = torch.promote_types(point_BK.dtype, torch.float32)
-    num_domains = min(num_domains, len(point_BK))
-    assert num_domains > 0, "a batch has samples"
-    order_B, point_BK, finite_B = _in_order_of_value(point_BK.detach().double())
-    space = _space(point_BK @ point_BK.T, finite_B, normalise)
-    race_MRLB = races(len(point_BK), num_domains, restarts, generator)
-    label_RB, inertia_R = _restarted(space, race_MRLB, iterations)
-    best_1, back_B = inertia_R.argmin(keepdim=True), order_B.argsort()
-    label_B = label_RB.index_select(0, best_1)[0, back_B]
-    label_B = _by_size(label_B, finite_B[back_B], num_domains)
-    return Clustering(label_B, inertia_R.amin().to(dtype))
 
 
 def fits_kernel(point_BK: Tensor, num_domains: int) -> bool:
@@ -215,22 +180,43 @@ def _by_size(label_B: Tensor, finite_B: Tensor, num_domains: int) -> Tensor:
 
 @dataclass
 class KMeans:
-    """K-means with the options of a mixer."""
+    """The best of several K-means runs from k-means++ starts (greedy, as in scikit-learn).
+
+    Plain K-means clusters the samples centred on their mean; `normalise` divides each by its norm
+    instead and assigns by the cosine to a domain's mean direction (spherical K-means). At most one
+    domain per sample. The same samples in another order give the same domains: random draws depend
+    on the samples' values, not on their places. Rows that are not finite do not count in centroids
+    and get label 0; zero rows do not count in spherical K-means. An empty domain restarts at the
+    farthest sample.
+    """
 
     num_domains: int
-    normalise: bool
-    restarts: int
-    seed: int
+    normalise: bool = False
+    restarts: int = 16
+    seed: int = 0
+    iterations: int = ITERATIONS
+
+    def __post_init__(self) -> None:
+        for name in ("num_domains", "restarts", "iterations"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
 
     def __call__(self, point_BK: Tensor, step: int) -> Tensor:
         """The domain of each point."""
-        return kmeans(
-            point_BK,
-            self.num_domains,
-            generator=self._generator(step, point_BK.device),
-            restarts=self.restarts,
-            normalise=self.normalise,
-        ).label_B
+        return self.cluster(point_BK, self._generator(step, point_BK.device)).label_B
+
+    def cluster(self, point_BK: Tensor, generator: torch.Generator) -> Clustering:
+        dtype = torch.promote_types(point_BK.dtype, torch.float32)
+        num_domains = min(self.num_domains, len(point_BK))
+        assert num_domains > 0, "a batch has samples"
+        order_B, point_BK, finite_B = _in_order_of_value(point_BK.detach().double())
+        space = _space(point_BK @ point_BK.T, finite_B, self.normalise)
+        race_MRLB = races(len(point_BK), num_domains, self.restarts, generator)
+        label_RB, inertia_R = _restarted(space, race_MRLB, self.iterations)
+        best_1, back_B = inertia_R.argmin(keepdim=True), order_B.argsort()
+        label_B = label_RB.index_select(0, best_1)[0, back_B]
+        label_B = _by_size(label_B, finite_B[back_B], num_domains)
+        return Clustering(label_B, inertia_R.amin().to(dtype))
 
     def domains(self, sketch_BK: Tensor, step: int) -> Domains:
         """`partition` by the labels of `__call__`; on a GPU four kernels, one sum and one draw."""
@@ -243,7 +229,7 @@ class KMeans:
         size, generator = len(sketch_BK), self._generator(step, sketch_BK.device)
         race_MRLB = races(size, min(self.num_domains, size), self.restarts, generator)
         space = _Space(batch.gram_BB, batch.weight_B, batch.rounding_B, self.normalise)
-        label_RB, inertia_R = _restarted(space, race_MRLB, ITERATIONS)
+        label_RB, inertia_R = _restarted(space, race_MRLB, self.iterations)
         dtype = torch.promote_types(sketch_BK.dtype, torch.float32)
         return domains_by_kernel(batch, label_RB, inertia_R, self.num_domains, dtype)
 

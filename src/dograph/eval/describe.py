@@ -91,7 +91,7 @@ def describe_domains(
         near = {j: [blocks[n] for n in own] for j, own in probe.nearest.items()}
     if domains_last(config):
         size, made = config.train.batch_size, read_steps(run.samples_file)
-        known = (one for one in made if step is None or one <= step)
+        known = (one for _, one in made if step is None or one <= step)
         steps = deque(known, maxlen=max(1, RECENT // size))
         samples = labelled_samples(run, corpus, steps)[:: max(1, size // RECENT)]
         if samples:  # else the probe rows are counted

@@ -1,7 +1,7 @@
-"""What `dograph eval` does: the nine tasks and the loss per source of one model, with provenance.
+"""What `dograph eval` does: the nine tasks on one model, with provenance.
 
 The model is a run, one of its checkpoints, a folder saved by save_pretrained, or a Hugging Face
-name. A run also has a corpus, so the result includes the validation losses of its sources.
+name.
 """
 
 import math
@@ -13,21 +13,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.markup import escape
 from rich.table import Table
 
-from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
-from dograph.eval.recorded import loss_cells, number_table
+from dograph.eval.recorded import number_table
 from dograph.eval.scores import PromptEncoder, Report, Scorer, average, check_with, evaluate_tasks
 from dograph.eval.tasks import TASKS, Documents, parse_limits, pick_tasks, read_task
 from dograph.files import sha256_of
 from dograph.models.build import require_folder
 from dograph.models.loss import PerSampleLoss
-from dograph.records import unpacked
-from dograph.train.distributed import World, describe_environment, pick_device
-from dograph.train.metrics import SUMMARIES, Row, validate, validation_blocks, validation_row
+from dograph.train.distributed import describe_environment, pick_device
 from dograph.train.run_dir import EVAL, RunDirectory, run_of_model
 
 POSITIONS = 2048  # for models that do not state how many they have, as in the harness
@@ -137,7 +133,7 @@ def read_documents(request: EvalRequest, report: Report) -> list[Documents]:
 def evaluate(
     subject: Subject, request: EvalRequest, corpus: Corpus | None, report: Report
 ) -> dict[str, Any]:
-    """The content of eval.json: scores of the tasks, and losses of the corpus' sources, if any."""
+    """The content of eval.json."""
     started = time.monotonic()
     check_with(request.using)
     documents = read_documents(request, report)
@@ -145,10 +141,6 @@ def evaluate(
     report("loading the model", 0, 0)
     scorer = open_scorer(subject, request, corpus, config.data.seq_len if config else None)
     scores = evaluate_tasks(scorer, documents, request.using, report)
-    sources: Row = {}
-    if config is not None and corpus is not None:
-        report("validation loss per source", 0, 0)
-        sources = source_losses(scorer, corpus, config)
     notes = [note for one in documents for note in one.notes]
     if cut := ", ".join(f"{score.task} {score.truncated}" for score in scores if score.truncated):
         length = scorer.max_length
@@ -168,7 +160,6 @@ def evaluate(
         "tasks": tasks,
         "average": asdict(average(scores))
         | {"chance": chance, "tasks": len(scores), "of": len(TASKS)},
-        "sources": sources,
         "notes": notes,
         "provenance": {
             "scorer": request.using,
@@ -203,27 +194,6 @@ def checked_result(values: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("its notes are not texts")
     dict(values["provenance"]["weights"] or {})
     return values
-
-
-def source_losses(scorer: Scorer, corpus: Corpus, config: RunConfig) -> Row:
-    """Loss, perplexity and bits per byte of every source, on the run's validation blocks.
-
-    Names as in metrics.jsonl, with the mean over sources, the natural-weighted mean and the worst.
-    """
-    model = scorer.model
-    if model.vocab_size < corpus.vocab_size:
-        raise ConfigError(
-            f"the model has {model.vocab_size} tokens, {corpus.directory} has "
-            f"{corpus.vocab_size}; use the corpus that the run was trained on"
-        )
-    device = model.model.device
-    blocks_of = validation_blocks(corpus, config.data.seq_len, config.eval.max_samples_per_source)
-    world = World(rank=0, size=1, device=device)
-    nats, _ = validate(
-        lambda token_BT: model(token_BT.to(device)), blocks_of, scorer.batch_size, world
-    )
-    row = unpacked(validation_row(0, nats, corpus))
-    return {name.removeprefix("valid/"): x for name, x in row.items() if name != "step"}
 
 
 def limited_tasks(records: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -262,15 +232,4 @@ def task_table(result: Mapping[str, Any]) -> Table:
     average, num = result["average"], len(result["tasks"])
     tasks = "1 task" if num == 1 else f"{num} tasks"
     table.add_row("average", tasks, "", cell(average), f"{100 * average['chance']:.1f}")
-    return table
-
-
-def source_table(result: Mapping[str, Any]) -> Table:
-    """Validation loss of each source of the run's corpus, and their summaries."""
-    columns, sources = ("source", "nats", "ppl", "bits/B"), result["sources"]
-    table = number_table("validation loss per source", *columns, left=("source",))
-    names = [x.removesuffix("/loss_nats") for x in sources if x.endswith("/loss_nats")]
-    names = [name for name in names if name not in SUMMARIES]
-    for name in [*names, *SUMMARIES]:
-        table.add_row(escape(name), *loss_cells(sources, name), end_section=name == names[-1])
     return table

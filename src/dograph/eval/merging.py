@@ -1,39 +1,30 @@
 """Do sources that are separate in gradient space at first merge during training?
 
 Computed from the probes of one run or of several: the separation of sources (gradients.py) at the
-last probe minus that at the first. Intervals are over runs, or for one run over other rows of the
-sources, in this run; docs/analyses.md says how. NMI and purity depend on rows through K-means,
-about which leaving out one row at a time says little, so their error is by halves: the rows of each
-source are split in two at random, and each half is clustered by itself. Halves are independent and,
-where a variance V is proportional to one over the number of rows, of variance 2 V each, so that
-V = E (first - second)^2 / 4; both have the same bias from having half as many rows, which cancels.
-It is averaged over SPLITS splits, which are its degrees of freedom.
+last probe minus that at the first. Intervals are over runs with different seeds; one run has none.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dograph.domains.kmeans import KMeans
 from dograph.domains.partition import agreement, agreement_of_counts
 from dograph.errors import ConfigError, RunError
 from dograph.eval import gradients
-from dograph.eval.gradients import LEAST_ROWS, Probe, Separation
+from dograph.eval.gradients import LEAST_ROWS, Probe, separation
 from dograph.eval.inspect import perceived
 from dograph.files import plain
 from dograph.rng import stream
-from dograph.stats import ANY, SHARE, Estimate, Interval, mean_estimate, t_interval
+from dograph.stats import ANY, SHARE, Estimate, Interval, mean_estimate
 
 RELABELLINGS = 200  # for agreement by chance
-SPLITS, RESTARTS = 4, 4  # into halves, and of K-means in each: most of the cost
 # Estimates and the range of their intervals; a separation is unbiased, so it may be below 0.
 ENDS = {"separation": ANY, "separation_directions": ANY, "nmi": SHARE, "purity": SHARE}
 Verdict = Literal["sources merge", "sources separate", "no clear change"]
@@ -60,14 +51,6 @@ class ProbeFigures:
         return record
 
 
-class Perception(NamedTuple):
-    """A probe's figures, and the separations from which changes between probes are computed."""
-
-    figures: ProbeFigures
-    whole: Separation
-    directions: Separation
-
-
 @dataclass(frozen=True, slots=True)
 class Change:
     """A separation at the last probe minus at the first; means if there are several runs."""
@@ -85,13 +68,12 @@ class Merging:
 
     runs: list[Path]
     steps: list[int]
-    over: Literal["rows", "runs"]  # what the intervals of figures and changes are over
     sources: list[str]
     left_out: list[str]  # sources with too few rows
     num_domains: int
     seed: int
     figures: list[ProbeFigures]  # step by step; means if there are several runs
-    by_run: list[list[ProbeFigures]]  # run by run, with intervals over rows
+    by_run: list[list[ProbeFigures]]  # run by run, without intervals
     merged: Change  # of the separation of sketches
     merged_directions: Change
 
@@ -103,7 +85,7 @@ class Merging:
         return values
 
 
-def perception(probe: Probe, num_domains: int, seed: int) -> Perception:
+def perception(probe: Probe, num_domains: int, seed: int) -> ProbeFigures:
     """The figures of a probe whose sources all have LEAST_ROWS rows or more.
 
     Domains are those of `dograph inspect`: spherical K-means of centred directions, here in
@@ -114,40 +96,24 @@ def perception(probe: Probe, num_domains: int, seed: int) -> Perception:
     norm_N = gram_NN.diagonal().sqrt()
     norm_N = norm_N.masked_fill(norm_N == 0, 1)
     cosine_NN = gram_NN / (norm_N[:, None] * norm_N)
-    whole = gradients.separation(gram_NN, source_N)
-    directions = gradients.separation(cosine_NN, source_N)
     # Rows with these inner products; the largest entry of each column is positive.
     value_N, vector_NN = torch.linalg.eigh(cosine_NN)
     largest_1N = vector_NN.abs().argmax(dim=0, keepdim=True)
     sign_1N = vector_NN.gather(0, largest_1N).sign()
     unit_NK = vector_NN * sign_1N * value_N.clamp_min(0).sqrt()
     label_N, _ = perceived(unit_NK, num_domains, seed)
-    values = [float(x) for x in agreement(label_N, source_N, num_domains, len(probe.sources))]
-    errors = agreement_error(unit_NK, source_N, num_domains, seed).tolist()
-    nmi, purity = (_estimate(*both, SPLITS) for both in zip(values, errors, strict=True))
+    nmi, purity = agreement(label_N, source_N, num_domains, len(probe.sources))
     nmi_by_chance, purity_by_chance = agreement_by_chance(label_N, source_N, seed).tolist()
-    figures = ProbeFigures(
+    return ProbeFigures(
         step=probe.step,
-        separation=over_rows(whole),
-        separation_directions=over_rows(directions),
-        nmi=nmi.within(SHARE),
+        separation=Estimate(separation(gram_NN, source_N)),
+        separation_directions=Estimate(separation(cosine_NN, source_N)),
+        nmi=Estimate(float(nmi)),
         nmi_by_chance=nmi_by_chance,
-        purity=purity.within(SHARE),
+        purity=Estimate(float(purity)),
         purity_by_chance=purity_by_chance,
         rows=len(sketch_NK),
     )
-    return Perception(figures, whole, directions)
-
-
-def over_rows(value: Separation) -> Estimate:
-    """A separation, or a change of one, with its interval over other rows."""
-    freedom = int(torch.bincount(value.source_N).min()) - 1
-    return _estimate(value.value, value.standard_error(), freedom)
-
-
-def _estimate(value: float, error: float, freedom: int) -> Estimate:
-    is_finite = math.isfinite(value) and math.isfinite(error)
-    return Estimate(value, t_interval(value, error, freedom) if is_finite else None)
 
 
 def agreement_by_chance(label_N: Tensor, source_N: Tensor, seed: int) -> Tensor:
@@ -160,25 +126,6 @@ def agreement_by_chance(label_N: Tensor, source_N: Tensor, seed: int) -> Tensor:
     origin_RNS = F.one_hot(source_N).double()[torch.from_numpy(order_RN)]
     count_RMS = F.one_hot(label_N).double().T @ origin_RNS
     return torch.stack(agreement_of_counts(count_RMS)).mean(dim=1)
-
-
-def agreement_error(unit_NK: Tensor, source_N: Tensor, num_domains: int, seed: int) -> Tensor:
-    """Standard errors of NMI and purity of the domains of directions, by halves, (2,)."""
-    cluster = KMeans(num_domains, normalise=True, restarts=RESTARTS, seed=seed)
-    num_sources = int(source_N.max()) + 1
-
-    def figures(row_H: Tensor) -> Tensor:
-        direction_HK = F.normalize(unit_NK[row_H] - unit_NK[row_H].mean(dim=0))
-        label_H = cluster(direction_HK, 0)
-        return torch.stack(agreement(label_H, source_N[row_H], num_domains, num_sources))
-
-    squares = []
-    for split in range(SPLITS):
-        key_N = torch.from_numpy(stream(seed, "analyses", "split", split).random(len(source_N)))
-        order_N = key_N.argsort()
-        order_N = order_N[source_N[order_N].argsort(stable=True)]  # by source, random within
-        squares.append((figures(order_N[::2]) - figures(order_N[1::2])).square() / 4)
-    return torch.stack(squares).mean(dim=0).sqrt()
 
 
 def merging(runs: Sequence[Path], num_domains: int = 11, seed: int = 0) -> Merging:
@@ -206,10 +153,9 @@ def merging(runs: Sequence[Path], num_domains: int = 11, seed: int = 0) -> Mergi
     (first, left_out), *_ = kept_of.values()
     if any(own != first.sources for own in sources_of.values()):
         raise ConfigError(f"runs must have the same sources, got {sources_of}")
-    probes = [
+    by_run = [
         [perception(_comparable(run, step)[0], num_domains, seed) for step in steps] for run in runs
     ]
-    by_run = [[probe.figures for probe in own] for own in probes]
     for (run, own), (other, its) in combinations(zip(runs, by_run, strict=True), 2):
         # A copy of a run would count as a second seed and narrow the interval.
         if len(own) > 1 and own[-1] == its[-1]:
@@ -220,17 +166,14 @@ def merging(runs: Sequence[Path], num_domains: int = 11, seed: int = 0) -> Mergi
     return Merging(
         runs=list(runs),
         steps=steps,
-        over="rows" if len(runs) == 1 else "runs",
         sources=first.sources,
         left_out=left_out,
         num_domains=num_domains,
         seed=seed,
         figures=[_mean_figures(same_step) for same_step in zip(*by_run, strict=True)],
         by_run=by_run,
-        merged=_change([(own[0].whole, own[-1].whole) for own in probes], len(steps)),
-        merged_directions=_change(
-            [(own[0].directions, own[-1].directions) for own in probes], len(steps)
-        ),
+        merged=_change(by_run, "separation"),
+        merged_directions=_change(by_run, "separation_directions"),
     )
 
 
@@ -248,7 +191,7 @@ def _comparable(run: Path, step: int) -> tuple[Probe, list[str]]:
 
 
 def _mean_figures(same_step: Sequence[ProbeFigures]) -> ProbeFigures:
-    """Means over runs with t intervals; for a single run its own figures, with those over rows."""
+    """Means over runs with t intervals; of a single run its own figures."""
     first, num = same_step[0], len(same_step)
     if num == 1:
         return first
@@ -269,15 +212,10 @@ def verdict(interval: Interval | None) -> Verdict:
     return "sources merge" if interval.side < 0 else "sources separate"
 
 
-def _change(ends: Sequence[tuple[Separation, Separation]], num_probes: int) -> Change:
-    """The last separation minus the first of each run; a single run's interval is over rows."""
-    num, differences = len(ends), [last.value - first.value for first, last in ends]
-    change = mean_estimate(differences) if num > 1 else over_rows(ends[0][1] - ends[0][0])
-    interval = change.interval if num_probes > 1 else None  # one probe has no change
-    return Change(
-        first=sum(first.value for first, _ in ends) / num,
-        last=sum(last.value for _, last in ends) / num,
-        difference=sum(differences) / num,
-        interval=interval,
-        verdict=verdict(interval),
-    )
+def _change(by_run: Sequence[Sequence[ProbeFigures]], name: str) -> Change:
+    """The last separation minus the first of each run, with a t interval over runs."""
+    first, last = ([getattr(own[at], name).value for own in by_run] for at in (0, -1))
+    change = mean_estimate([b - a for a, b in zip(first, last, strict=True)])
+    interval = change.interval if len(by_run[0]) > 1 else None  # one probe has no change
+    start, end = (sum(values) / len(by_run) for values in (first, last))
+    return Change(start, end, change.value, interval, verdict(interval))

@@ -164,7 +164,7 @@ def read_graph(path: Path, step: int | None, skipped: Skipped | None = None) -> 
     graph = read_last(run.graph_file, parse_graph, damaged, wanted)
     if graph is not None and step in (None, graph.step):
         return graph
-    steps = list(read_steps(run.graph_file))
+    steps = [made for _, made in read_steps(run.graph_file)]
     if not steps or step is None:
         lost = "".join(f". {text}" for text in damaged.warnings())
         raise RunError(

@@ -1,5 +1,7 @@
 """The minimum of a sum of exponential laws over the capped simplex, to full precision.
 
+Olmix adds kl * KL(r || prior), which keeps the minimum away from corners.
+
 An interior-point method, then Newton steps: on 12 sums of exponential laws its gap is below 3e-16
 with weights exactly at their bounds, where scipy's SLSQP at its tightest tolerance leaves up to
 9e-9, and weights near 0 that should be 0 in 8 of them.
@@ -21,16 +23,27 @@ CENTRING = 0.1  # each step aims at this share of the current complementarity
 SMALLEST_GAP = 1e-16  # complementarity for each source, in units of the slopes' range
 TO_BOUNDARY = 0.99
 ROUNDING = 1e-14  # of the largest slope: rounding error of a gap of 0
+TINY = 1e-300  # instead of a weight of 0, where a logarithm is taken
 
 
 class Total:
-    """sum_v share_v L_v(r) with its slope and curvature.
+    """sum_v share_v L_v(r) + kl * sum_j r_j log(r_j / prior_j) with its slope.
+
+    `curvature` is without the KL term.
 
     Weights sum to 1, so only differences of slopes matter: t is used minus its mean, which keeps
     slopes small. An exponential is its own derivative, along t.
     """
 
-    def __init__(self, laws: Sequence[ExponentialLaw], share_V: np.ndarray) -> None:
+    def __init__(
+        self,
+        laws: Sequence[ExponentialLaw],
+        share_V: np.ndarray,
+        kl: float = 0.0,
+        prior_S: np.ndarray | None = None,
+    ) -> None:
+        self.kl = kl
+        self.log_prior_S = np.log(1.0 if prior_S is None else np.maximum(prior_S, TINY))
         used = [law for law, share in zip(laws, share_V, strict=True) if share > 0]
         self.share_V = share_V[share_V > 0]
         self.c = float(self.share_V @ np.array([law.c for law in used]))
@@ -44,11 +57,17 @@ class Total:
         """share_v (L_v - c_v) of each law, (V,)."""
         return np.asarray(self.share_V * np.exp(self.log_k_V + self.t_VS @ weight_S))
 
+    def log_ratio(self, weight_S: np.ndarray) -> np.ndarray:
+        """log(r / prior), the slope of the KL term but for a constant."""
+        return np.asarray(np.log(np.maximum(weight_S, TINY)) - self.log_prior_S)
+
     def loss(self, weight_S: np.ndarray) -> float:
-        return self.c + float(self.grown(weight_S).sum())
+        penalty = self.kl * float(weight_S @ self.log_ratio(weight_S))
+        return self.c + float(self.grown(weight_S).sum()) + penalty
 
     def slope(self, weight_S: np.ndarray) -> np.ndarray:
-        return np.asarray(self.grown(weight_S) @ self.along_VS)
+        slope_S = self.grown(weight_S) @ self.along_VS
+        return np.asarray(slope_S + self.kl * self.log_ratio(weight_S) if self.kl else slope_S)
 
     def curvature(self, weight_S: np.ndarray) -> np.ndarray:
         return np.asarray((self.along_VS.T * self.grown(weight_S)) @ self.along_VS)
@@ -69,7 +88,7 @@ def _interior(total: Total, cap_S: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     """
     use = np.flatnonzero(cap_S > 0)
     cap, size = cap_S[use], len(use)
-    weight_S = cap_S / cap_S.sum()
+    weight_S: np.ndarray = cap_S / cap_S.sum()
     slope = total.slope(weight_S)[use]
     unit = float(np.ptp(slope)) or 1.0
     state = np.concatenate([weight_S[use], np.full(2 * size, 1.0), [-slope.mean() / unit]])
@@ -175,6 +194,64 @@ def _polished(
     return rough_S
 
 
+def _near_prior(log_weight_S: np.ndarray, cap_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """exp(log_weight + level) cut to the caps, with the level at which it sums to 1; what is uncut.
+
+    Cutting a source raises the level, so a source that is cut stays so. Logarithms cannot
+    underflow, whatever the caps leave over.
+    """
+    free_S = cap_S > 0
+    while True:
+        room, high = 1 - cap_S[~free_S].sum(), log_weight_S[free_S].max()
+        grown_S = np.exp(np.minimum(log_weight_S - high, 700.0))
+        weight_S = np.where(free_S, grown_S * (room / grown_S[free_S].sum()), cap_S)
+        over_S = weight_S > cap_S
+        if not over_S.any() or (over_S | ~free_S).all():
+            return np.minimum(weight_S, cap_S), free_S
+        free_S = free_S & ~over_S
+
+
+def _with_prior(total: Total, cap_S: np.ndarray) -> np.ndarray:
+    """The minimum with a KL term, by Newton's method on the dual problem.
+
+    With y_v = share_v k_v exp(t_v . r) fixed, the best r_j is proportional to
+    prior_j exp(-(y t)_j / kl), cut to its cap: exact however small r_j is. The dual problem in y is
+    smooth and convex; its slope is log(y_v / (share_v k_v)) - t_v . r. kl starts high and falls to
+    its value by factors of 10, each solved from the last.
+    """
+    log_a_V, t_VS = np.log(total.share_V) + total.log_k_V, total.t_VS
+
+    def dual(log_y_V: np.ndarray, kl: float) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
+        along_S = np.exp(log_y_V) @ t_VS
+        weight_S, free_S = _near_prior(total.log_prior_S - along_S / kl, cap_S)
+        slope_V = log_y_V - log_a_V - t_VS @ weight_S
+        best = float(along_S @ weight_S + kl * (weight_S @ total.log_ratio(weight_S)))
+        return float(np.exp(log_y_V) @ (log_y_V - log_a_V - 1)) - best, weight_S, free_S, slope_V
+
+    weight_S: np.ndarray = cap_S / cap_S.sum()
+    for kl in total.kl * 10.0 ** np.arange(max(0, np.ceil(-np.log10(total.kl))), -1, -1):
+        log_y_V = log_a_V + t_VS @ weight_S
+        for _ in range(ITERATIONS):
+            value, weight_S, free_S, slope_V = dual(log_y_V, kl)
+            y_V, free = np.exp(log_y_V), np.where(free_S, weight_S, 0.0)
+            mean_V = t_VS @ free / max(float(free.sum()), TINY)
+            root_VS = np.sqrt(y_V)[:, None] * (t_VS - mean_V[:, None]) * np.sqrt(free / kl)
+            matrix = np.eye(len(y_V)) + root_VS @ root_VS.T
+            step_V = -np.linalg.solve(matrix, np.sqrt(y_V) * slope_V) * np.sqrt(y_V)
+            fall = float(step_V @ slope_V)
+            if fall > -1e-30 * max(1.0, abs(value)):
+                break
+            shrink = float(np.max(-step_V / y_V))
+            length = 1.0 if shrink < TO_BOUNDARY else TO_BOUNDARY / shrink
+            while length > 1e-12:
+                trial_V = np.log(y_V + length * step_V)
+                if dual(trial_V, kl)[0] <= value + 0.1 * length * fall + 1e-15 * abs(value):
+                    break
+                length /= 2
+            log_y_V = trial_V
+    return weight_S
+
+
 def gap(total: Total, weight_S: np.ndarray, cap_S: np.ndarray) -> float:
     """Upper bound on loss - minimum, by convexity: slope . (r - best corner)."""
     slope_S = total.slope(weight_S)
@@ -192,8 +269,9 @@ FLAT = 1e-9  # nats per unit of weight: directions that change the loss by less 
 class Optimum:
     """The best mixture under the laws.
 
-    `gap` bounds, in nats, how far `loss` is above the true minimum. `flat_FS` holds orthonormal
-    directions in which weights can move without changing the loss; none if the optimum is unique.
+    `gap` bounds, in nats, how far `loss` (with the KL term) is above the true minimum. `flat_FS`
+    holds orthonormal directions in which weights can move without changing the loss; none if the
+    optimum is unique.
     """
 
     weight_S: np.ndarray
@@ -207,13 +285,19 @@ class Optimum:
 
 
 def find_optimum(
-    laws: Sequence[ExponentialLaw], share_V: np.ndarray, cap_S: np.ndarray | None = None
+    laws: Sequence[ExponentialLaw],
+    share_V: np.ndarray,
+    cap_S: np.ndarray | None = None,
+    *,
+    kl: float = 0.0,
+    prior_S: np.ndarray | None = None,
 ) -> Optimum:
     """The mixture with the lowest sum_v share_v L_v(r) among those with r_j <= cap_j, exactly.
 
-    Shares are divided by their sum. A sum of exponentials is convex in r: a primal-dual
-    interior-point method finds its minimum, and Newton steps on the sources between their bounds
-    bring it to full precision. Of several equally good mixtures one in their middle is returned.
+    With `kl`, of that plus kl * KL(r || prior). Shares are divided by their sum. A sum of
+    exponentials is convex in r: a primal-dual interior-point method finds its minimum, and Newton
+    steps on the sources between their bounds bring it to full precision. Of several equally good
+    mixtures one in their middle is returned. A kl below `FLAT` counts as 0.
     """
     share_V = np.asarray(share_V, dtype=np.float64)
     share_V = share_V / share_V.sum()
@@ -229,10 +313,14 @@ def find_optimum(
                 f"slopes up to {np.ptp(law.t_S):.3g}: raise caps of sources that lower it, or "
                 "leave the law out"
             )
-    total = Total(laws, share_V)
+    kl = kl if kl > FLAT else 0.0
+    total = Total(laws, share_V, kl, prior_S)
     weight_S = all_S  # the only mixture where the caps sum to 1
     if cap_S.sum() > 1 + 1e-12:
-        weight_S = _polished(total, cap_S, *_interior(total, cap_S))
+        if kl:
+            weight_S = _with_prior(total, cap_S)
+        else:
+            weight_S = _polished(total, cap_S, *_interior(total, cap_S))
     return Optimum(
         weight_S=weight_S,
         loss=total.loss(weight_S),
@@ -248,7 +336,7 @@ def flat_directions(total: Total, weight_S: np.ndarray, cap_S: np.ndarray) -> np
     than `FLAT` nats per unit of weight, for example because all their t_j are equal.
     """
     free = np.flatnonzero((weight_S > 1e-9) & (weight_S < cap_S - 1e-9))
-    if len(free) < 2:
+    if len(free) < 2 or total.kl:  # a KL term is strictly convex
         return np.zeros((0, len(weight_S)))
     plane_FF = sum_zero(len(free))
     bend_V1 = np.sqrt(total.grown(weight_S))[:, None]

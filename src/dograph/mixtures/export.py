@@ -1,4 +1,4 @@
-"""A mixture in the configuration formats of six trainers, and as plain YAML or JSON.
+"""A mixture in the configuration formats of five trainers, and as plain YAML or JSON.
 
 Each trainer has a writer that returns comments on what its weights mean, and the file's content.
 """
@@ -107,23 +107,19 @@ def file_kind(place: str) -> str | None:
     return FILE_KINDS.get(suffixes[-1]) if suffixes and not place.startswith(HUB) else None
 
 
-def _dict(sources: Sources, field: str) -> str:
-    """The lines of a Python dict from names to a field."""
-    return "".join(f"    {source.name!r}: {getattr(source, field)!r},\n" for source in sources)
-
-
 def _hf(sources: Sources) -> Exported:
     """Hugging Face `datasets`: a Python snippet that makes `dataset`.
 
     Checked by running the text with datasets 5.2.0. Probabilities must sum to 1; with
     "all_exhausted" a source of probability 0 would never end the stream, so zeros are left out.
     """
-    loaded = ""
+    loaded = weights = ""
     for source in sources:
         kind = file_kind(source.place)
         what = repr(source.place.removeprefix(HUB))
         what = f"{kind!r}, data_files={source.place!r}" if kind else what
         loaded += f'    {source.name!r}: load_dataset({what}, split="train", streaming=True),\n'
+        weights += f"    {source.name!r}: {source.weight!r},\n"
     lines = [
         "Hugging Face datasets: one stream of a mixture.",
         """Probabilities count examples; they are shares of tokens where examples are equally
@@ -137,7 +133,7 @@ def _hf(sources: Sources) -> Exported:
 sources = {{
 {loaded}}}
 weights = {{
-{_dict(sources, "weight")}}}
+{weights}}}
 dataset = interleave_datasets(
     [sources[name] for name in weights],
     probabilities=list(weights.values()),
@@ -167,46 +163,6 @@ def _levanter(sources: Sources) -> Exported:
     ]
     weights = {source.name: source.weight for source in sources}
     return lines, {"data": {"components": components, "train_weights": weights}}
-
-
-def _litdata(sources: Sources) -> Exported:
-    """A Python module with `train_dataset(block_size)`, a `CombinedStreamingDataset` of chunks.
-
-    Checked by running the text with litdata 0.2.76. `iterate_over_all`, true by default, refuses
-    weights; without it the stream ends when one dataset does, and starts again at the next epoch.
-    """
-    lines = [
-        "litdata: one stream of a mixture.",
-        """Weights count items; with TokensLoader an item is a block of equally many tokens, so
-        they are shares of tokens.""",
-    ]
-    text = f'''from litdata import CombinedStreamingDataset, StreamingDataset, TokensLoader
-
-PLACES = {{  # folders made by litdata.optimize
-{_dict(sources, "place")}}}
-WEIGHTS = {{
-{_dict(sources, "weight")}}}
-
-
-def train_dataset(block_size, seed=42):
-    """Blocks of `block_size` tokens: the model's context and one more."""
-    return CombinedStreamingDataset(
-        [
-            StreamingDataset(
-                PLACES[name],
-                item_loader=TokensLoader(block_size=block_size),
-                shuffle=True,
-                drop_last=True,
-                seed=seed,
-            )
-            for name in WEIGHTS
-        ],
-        weights=list(WEIGHTS.values()),
-        seed=seed,
-        iterate_over_all=False,
-    )
-'''
-    return lines, text
 
 
 def _megatron(sources: Sources) -> Exported:
@@ -267,7 +223,6 @@ def _olmo_core(sources: Sources) -> Exported:
 
 TRAINERS: Mapping[str, ExportFormat] = {
     "hf": ExportFormat(_hf, reads_hub=True),
-    "litdata": ExportFormat(_litdata),
     "nanotron": ExportFormat(_nanotron),
     "olmo-core": ExportFormat(_olmo_core, "data/{}/*.npy"),
     "megatron": ExportFormat(_megatron, "data/{}_text_document"),

@@ -12,6 +12,7 @@ Weights made with one tokenizer, sample length or corpus may not suit another, s
 what it was made with, and `mismatches` compares that with the run that uses it.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from dograph.files import load_yaml, write_text
 from dograph.types import Mixture
 
 BUDGET_FACTOR = 4.0  # warn about plans for a token budget this many times smaller or larger
+_REGMIX = re.compile(r"^train_(the_pile_(unzip_)?)?")  # before a source, in RegMix's files
 EXAMPLE = "weights:\n  C4: 0.7\n  Book: 0.3"
 
 
@@ -104,13 +106,19 @@ def write_mixture(path: Path, file: MixtureFile) -> None:
 
 
 def read_mixture_file(path: Path) -> MixtureFile:
-    """Read a mixture file. Only `weights` are required; they are divided by their sum."""
+    """Read a mixture file. Only `weights` are required; they are divided by their sum.
+
+    RegMix's configurations are read too: `train` has its weights by train_the_pile_NAME.
+    """
     try:
         content = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"the mixture file {path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path} is not YAML: {error}") from error
+    train = content.get("train") if isinstance(content, Mapping) else None
+    if isinstance(train, Mapping) and "weights" not in content:
+        content = {"weights": {_REGMIX.sub("", str(name)): w for name, w in train.items()}}
     if not isinstance(content, Mapping) or "weights" not in content:
         raise ConfigError(f"{path} has no `weights`; a mixture file looks like:\n{EXAMPLE}")
     findings = content.get("findings") or {}

@@ -1,4 +1,4 @@
-"""A plan from existing runs: RegMix or the data mixing law, fitted on a table.
+"""A plan from existing runs: RegMix, the data mixing law or Olmix, fitted on a table.
 
 Shapes: N runs, S sources, V targets with a share in the objective.
 """
@@ -6,19 +6,22 @@ Shapes: N runs, S sources, V targets with a share in the objective.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from dograph.errors import ConfigError, did_you_mean, listed
 from dograph.mixtures.convex import find_optimum
-from dograph.mixtures.mixing_laws import ExponentialLaw
+from dograph.mixtures.mixing_laws import DELTA, ExponentialLaw
 from dograph.mixtures.proposals import DRAWS, TOP, simulate
+from dograph.mixtures.reuse import MixtureReuse
 from dograph.mixtures.surrogates import (
     SURROGATES,
     Choice,
     Judged,
     PlanObjective,
+    Surrogate,
     choose_surrogate,
     fit_objective,
     is_constant,
@@ -29,12 +32,20 @@ from dograph.mixtures.surrogates import (
 from dograph.mixtures.tables import MixtureTable
 from dograph.types import Mixture
 
-Method = Literal["regmix", "mixing-law"]
+Method = Literal["regmix", "mixing-law", "olmix"]
 Weights = Mapping[str, float]  # by source
 # What a plan minimizes: one target by name, the mean of all, or several with shares.
 Target = str | Sequence[str] | Mapping[str, float]
 MEAN = "mean"
 FEWEST_RUNS = 4
+
+# A proposal has the support of its runs if the fit ranks left-out runs and if it is near them.
+LEAST_SPEARMAN = 0.5  # two of three pairs of left-out runs in the right order, where chance has one
+CHANCE = 1.645  # standard deviations of a rank correlation: chance passes in 1 of 20 tables
+MOST_TIMES_SEEN = 2.0  # a source's weight over the highest in any run,
+HARMLESS = 0.02  # and at least so much above it: small weights hardly change a loss
+MOST_DISTANCE = 1.0  # L1 to the nearest blend of runs: half of all weight would have to move
+NEAREST_RUNS = 3  # are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +63,35 @@ def propose_from_table(
     target: Target,
     prior: Weights | None = None,
     caps: Weights | None = None,
+    max_usage: float | None = None,
     surrogate: str | None = None,
     seed: int = 42,
     test_table: MixtureTable | None = None,
     draws: int = DRAWS,
     top: int = TOP,
+    delta: float = DELTA,
+    kl: float = 0.0,
+    reuse: MixtureReuse | None = None,
 ) -> Proposal:
     """The mixture with the lowest loss predicted from runs of other mixtures.
 
     `regmix`: the surrogate that best ranks left-out runs (or the one named), then the mean of the
     simulated mixtures with the lowest predicted loss. `mixing-law`: an exponential law for each
-    target, and the exact optimum of their sum, which is convex. Both stay within `caps` (highest
-    weight by source) and leave out sources that the prior has none of. `prior` defaults to the mean
-    of the table's mixtures. Findings give errors in sample and on left-out runs separately.
+    target (Huber's loss with `delta`), and the exact optimum of their sum, which is convex.
+    `olmix`: the same, with kl * KL(mixture || prior) added and, if given, `reuse`.
+
+    All stay within `caps` (highest weight by source) and `max_usage` times the prior, and leave out
+    sources that the prior has none of. `prior` defaults to the mean of the table's mixtures.
+    Findings give errors in sample and on left-out runs separately, and `support`: how well the runs
+    support the proposal.
     """
-    names = _candidates(method, surrogate)
+    surrogates = _candidates(method, surrogate, delta)
     if not 1 <= top <= draws:
         raise ConfigError(f"top={top}: of {draws:,} simulated mixtures 1 to all may be averaged")
-    rows = _Rows(table, target, prior, caps)
+    rows = _Rows(table, target, prior, caps, max_usage, reuse)
     runs = rows.weight_NS, rows.loss_NV
-    choice = choose_surrogate(*runs, rows.shares, names=names, seed=seed)
-    objective = fit_objective(SURROGATES[choice.name], *runs, rows.share_V, seed=seed)
+    choice = choose_surrogate(*runs, rows.shares, surrogates=surrogates, seed=seed)
+    objective = fit_objective(surrogates[choice.name], *runs, rows.share_V, seed=seed)
     findings = _findings(method, rows, choice, objective, surrogate)
     if method == "regmix":
         how = {"seed": seed, "draws": draws, "top": top}
@@ -86,25 +105,29 @@ def propose_from_table(
             average["weights"] = rows.by_source(average["weights"])
         findings["simulation"] = simulation
     else:
-        weight_S, findings["optimum"] = _optimum(rows, objective)
+        weight_S, findings["optimum"] = _optimum(rows, objective, kl)
     findings["predicted"] = _predicted(rows, objective, weight_S)
+    findings["support"] = _support(rows, choice, weight_S)
     if test_table is not None:
-        findings["held_out"] = score_table(objective, rows.shares, table, test_table)
-    return Proposal(Mixture.normalised(rows.by_source(weight_S)), findings)
+        test = test_table if reuse is None else reuse.table(test_table)
+        findings["held_out"] = score_table(objective, rows.shares, rows.table, test)
+    weights = rows.by_source(weight_S)
+    return Proposal(Mixture.normalised(reuse.expanded(weights) if reuse else weights), findings)
 
 
-def _candidates(method: str, surrogate: str | None) -> tuple[str, ...]:
+def _candidates(method: str, surrogate: str | None, delta: float) -> dict[str, Surrogate]:
     """The surrogates to choose from."""
-    methods = ("regmix", "mixing-law")
+    methods = get_args(Method)
     if method not in methods:
         raise ConfigError(f'"{method}" does not plan from tables; {did_you_mean(method, methods)}')
     if surrogate is not None:
         require_surrogate(surrogate)
-    if method == "mixing-law" and surrogate not in (None, "exponential"):
-        raise ConfigError(f'the mixing law is exponential; to plan with "{surrogate}", use regmix')
-    if method == "mixing-law":
-        return ("exponential",)
-    return tuple(SURROGATES) if surrogate is None else (surrogate,)
+    if method == "regmix":
+        return dict(SURROGATES) if surrogate is None else {surrogate: SURROGATES[surrogate]}
+    if surrogate not in (None, "exponential"):
+        what = f"{method} has an exponential law"
+        raise ConfigError(f'{what}; to plan with "{surrogate}", use regmix')
+    return {"exponential": partial(SURROGATES["exponential"], delta=delta)}
 
 
 def known_name(
@@ -115,6 +138,12 @@ def known_name(
     if own is None or own not in known:
         raise ConfigError(f'the table has no {what} "{name}"; {did_you_mean(name, known)}{also}')
     return own
+
+
+def by_own_names(weights: Weights, table: MixtureTable) -> dict[str, float]:
+    """Weights or caps under the table's names of its sources."""
+    names = table.sources, table.aliases, "source"
+    return {known_name(name, *names): weight for name, weight in weights.items()}
 
 
 def target_shares(table: MixtureTable, target: Target) -> dict[str, float]:
@@ -147,14 +176,16 @@ def target_shares(table: MixtureTable, target: Target) -> dict[str, float]:
 
 
 def cap_vector(
-    caps: Weights | None, prior_S: np.ndarray, sources: Sequence[str], aliases: Mapping[str, str]
+    caps: Weights, prior_S: np.ndarray, sources: Sequence[str], max_usage: float | None = None
 ) -> np.ndarray:
-    """Highest weight of each source: its cap, otherwise 1; 0 where the prior has none of it."""
-    cap_S = np.where(prior_S > 0, 1.0, 0.0)
-    for name, cap in (caps or {}).items():
+    """Highest weight of each source: its cap, at most `max_usage` times its prior, otherwise 1."""
+    cap_S: np.ndarray = np.where(prior_S > 0, 1.0, 0.0)
+    if max_usage is not None:
+        cap_S = np.minimum(cap_S, max_usage * prior_S)
+    for name, cap in caps.items():
         if not cap >= 0:
             raise ConfigError(f'the cap of source "{name}" must be >= 0, got {cap}')
-        column = list(sources).index(known_name(name, sources, aliases, "source"))
+        column = list(sources).index(name)
         cap_S[column] = min(cap_S[column], cap)
     if cap_S.sum() < 1 - 1e-9:
         tight = [f"{s} {c:.4g}" for s, c in zip(sources, cap_S, strict=True) if c < 1]
@@ -167,8 +198,17 @@ class _Rows:
     """The runs that a plan is fitted on, its prior and caps, and notes on them."""
 
     def __init__(
-        self, table: MixtureTable, target: Target, prior: Weights | None, caps: Weights | None
+        self,
+        table: MixtureTable,
+        target: Target,
+        prior: Weights | None,
+        caps: Weights | None,
+        max_usage: float | None,
+        reuse: MixtureReuse | None,
     ) -> None:
+        whole, kept_distance = table, 0.0
+        if reuse is not None:
+            table = reuse.table(table)
         self.table, self.shares = table, target_shares(table, target)
         self.share_V = np.array(list(self.shares.values()))
         self.notes = [*table.notes, *(note for note in table.remarks() if note not in table.notes)]
@@ -195,18 +235,21 @@ class _Rows:
             )
         if prior is None:
             self.notes.append("no prior was given; it is the mean of the table's mixtures")
-            self.prior_S: np.ndarray = table.weight_NS.mean(0)
-            self.prior_S /= self.prior_S.sum()
+            given = dict(zip(whole.sources, whole.weight_NS.mean(0).tolist(), strict=True))
         else:
-            given = {
-                known_name(name, table.sources, table.aliases, "source"): weight
-                for name, weight in prior.items()
-            }
-            if silent := [source for source in table.sources if source not in given]:
+            given = by_own_names(prior, whole)
+            if silent := [source for source in whole.sources if source not in given]:
                 raise ConfigError(f"the prior lacks {listed(silent)}; give 0 to leave a source out")
-            weights = Mixture.normalised(given).weights
-            self.prior_S = np.array([weights[source] for source in table.sources])
-        self.cap_S = cap_vector(caps, self.prior_S, table.sources, table.aliases)
+        self.prior = Mixture.normalised(given).weights
+        own, own_caps = self.prior, by_own_names(caps or {}, whole)
+        if reuse is not None:
+            (own, kept_distance), own_caps = reuse.prior(own), reuse.caps(own_caps)
+        self.prior_S: np.ndarray = np.array([own[source] for source in table.sources])
+        self.cap_S = cap_vector(own_caps, self.prior_S, table.sources, max_usage)
+        # The KL term is that of the expanded mixture.
+        self.kl_prior_S = self.prior_S.copy()
+        if reuse is not None:
+            self.kl_prior_S[table.sources.index(reuse.name)] *= math.exp(-kept_distance)
 
     def by_source(self, value_S: np.ndarray) -> dict[str, float]:
         return dict(zip(self.table.sources, value_S.tolist(), strict=True))
@@ -223,14 +266,9 @@ def _findings(
         few = choice.name == "lightgbm" and len(rows.runs) < 40
         why = "with fewer than 40 runs it cannot split" if few else "it learned nothing"
         rows.notes.append(f"{choice.name} predicts a constant: {why}")
-    ranked = choice.validated[choice.name].objective.spearman
-    if ranked is not None and ranked <= 0:
-        rows.notes.append(
-            f"on left-out runs the fit ranks no better than chance (Spearman {ranked:.2f}): "
-            "do not trust the proposal; make more runs"
-        )
     chosen = surrogate is None and method == "regmix"
-    named = "the mixing law" if method == "mixing-law" else f"{surrogate} was asked for"
+    laws = {"mixing-law": "the mixing law", "olmix": "the law of Olmix"}
+    named = laws.get(method, f"{surrogate} was asked for")
     each = zip(rows.shares, fitted_NV.T, rows.loss_NV.T, strict=True)
     by_target = {name: score(guess_N, loss_N) for name, guess_N, loss_N in each}
     return {
@@ -239,7 +277,7 @@ def _findings(
         "sources": list(rows.table.sources),
         "targets": rows.shares,
         "all_targets": list(rows.table.targets),
-        "prior": rows.by_source(rows.prior_S),
+        "prior": dict(rows.prior),
         "caps": {name: cap for name, cap in rows.by_source(rows.cap_S).items() if cap < 1},
         "surrogate": {
             "name": choice.name,
@@ -254,10 +292,10 @@ def _findings(
     }
 
 
-def _optimum(rows: _Rows, objective: PlanObjective) -> tuple[np.ndarray, dict[str, Any]]:
+def _optimum(rows: _Rows, objective: PlanObjective, kl: float) -> tuple[np.ndarray, dict[str, Any]]:
     """The exact optimum of the laws' sum within the caps, and the laws' identifiable parameters."""
     laws = [law for law in objective.fitted_V if isinstance(law, ExponentialLaw)]
-    optimum = find_optimum(laws, rows.share_V, rows.cap_S)
+    optimum = find_optimum(laws, rows.share_V, rows.cap_S, kl=kl, prior_S=rows.kl_prior_S)
     if not optimum.unique:
         rows.notes.append(
             "several mixtures have the lowest predicted loss; the proposal is one in their middle"
@@ -275,14 +313,7 @@ def _optimum(rows: _Rows, objective: PlanObjective) -> tuple[np.ndarray, dict[st
 
 
 def _predicted(rows: _Rows, objective: PlanObjective, weight_S: np.ndarray) -> dict[str, Any]:
-    """Losses of the proposal, the prior and the best run; a note on weights above all runs'."""
-    tried = zip(rows.table.sources, weight_S, rows.weight_NS.max(0), strict=True)
-    if beyond := [
-        f"{source} {weight:.4g} (most in a run: {most:.4g})"
-        for source, weight, most in tried
-        if weight > most + 1e-9
-    ]:
-        rows.notes.append(f"the proposal has more of a source than any run: {listed(beyond)}")
+    """Losses of the proposal, the prior and the best run."""
     best = int(rows.loss_N.argmin())
     points_PS = np.stack([weight_S, rows.prior_S, rows.weight_NS[best]])
     proposal, prior, at_best = objective.predict(points_PS).tolist()
@@ -301,3 +332,65 @@ def _predicted(rows: _Rows, objective: PlanObjective, weight_S: np.ndarray) -> d
             "weights": rows.by_source(rows.weight_NS[best]),
         },
     }
+
+
+def _support(rows: _Rows, choice: Choice, weight_S: np.ndarray) -> dict[str, Any]:
+    """How well the runs support a proposal; `problems` are also notes, none if they do."""
+    ranked = choice.validated[choice.name].objective.spearman
+    least = max(LEAST_SPEARMAN, CHANCE / math.sqrt(len(rows.runs) - 1))
+    problems = []
+    if ranked is None or ranked < least:
+        is_chance = "no order" if ranked is None else f"a Spearman correlation of {ranked:.2f}"
+        problems.append(
+            f"on the {len(rows.runs)} runs, each left out of a fit, {choice.name} predicts losses "
+            f"with {is_chance}; at least {least:.2f} is needed: make more runs, or name a target "
+            "that depends more on the mixture"
+        )
+    seen_S = rows.weight_NS.max(0)
+    above: dict[bool, list[str]] = {False: [], True: []}
+    for source, weight, seen in zip(rows.table.sources, weight_S, seen_S, strict=True):
+        if weight > seen + 1e-9:
+            is_far = weight > MOST_TIMES_SEEN * seen and weight > seen + HARMLESS
+            above[is_far].append(f"{source} {weight:.4g} (most in a run: {seen:.4g})")
+    if above[True]:
+        problems.append(
+            f"the proposal has more than {MOST_TIMES_SEEN:g} times as much of a source as any run: "
+            f"{listed(above[True])}; set mixer.caps or mixer.max_usage, or make runs with more"
+        )
+    if above[False]:
+        rows.notes.append(f"the proposal has more of a source than any run: {listed(above[False])}")
+    distance_N = np.abs(rows.weight_NS - weight_S).sum(1)
+    nearest = np.argsort(distance_N, kind="stable")[:NEAREST_RUNS]
+    near = {rows.runs[n]: float(distance_N[n]) for n in nearest}
+    if (away := distance_to_blends(rows.weight_NS, weight_S)) > MOST_DISTANCE:
+        problems.append(
+            f"the proposal is {away:.2f} (L1) from every average of runs, at most "
+            f"{MOST_DISTANCE:.2f} is allowed: make runs near it, or set caps"
+        )
+    rows.notes.extend(problems)
+    return {
+        "spearman": ranked,
+        "least_spearman": least,
+        "nearest_runs": near,
+        "distance": away,
+        "problems": problems,
+    }
+
+
+def distance_to_blends(weight_NS: np.ndarray, weight_S: np.ndarray) -> float:
+    """L1 distance to the nearest weighted average of runs, 0 between them: a linear program.
+
+    With many sources even the best interpolation is far from each single run.
+    """
+    from scipy.optimize import linprog
+
+    num_runs, num_sources = weight_NS.shape
+    error_SS, some_N = np.eye(num_sources), np.ones(num_runs)
+    best = linprog(
+        np.concatenate([0 * some_N, np.ones(num_sources)]),
+        A_ub=np.block([[weight_NS.T, -error_SS], [-weight_NS.T, -error_SS]]),
+        b_ub=np.concatenate([weight_S, -weight_S]),
+        A_eq=np.concatenate([some_N, np.zeros(num_sources)])[None],
+        b_eq=[1.0],
+    )
+    return float(best.fun)

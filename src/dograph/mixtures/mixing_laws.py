@@ -51,7 +51,7 @@ def _descend_together(fit: "ExponentialFit", point_BP: np.ndarray) -> np.ndarray
 
     def loss(at_BP: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         residual_BR = fit.residual(at_BP)
-        value_B, _, weight_BN = huber(residual_BR[:, :num_runs], DELTA)
+        value_B, _, weight_BN = huber(residual_BR[:, :num_runs], fit.delta)
         penalty_BR = residual_BR[:, num_runs:]
         value_B = value_B + np.square(penalty_BR).sum(axis=1) / 2
         return value_B, residual_BR, np.hstack([weight_BN, np.ones_like(penalty_BR)])
@@ -100,7 +100,7 @@ def lowest_huber(fit: "ExponentialFit", start_BP: np.ndarray) -> tuple[np.ndarra
         return np.stack([value_R, 1 / root_R, np.where(outside_R, -0.5 / root_R**3, 0.0)])
 
     how: dict[str, Any] = {"method": "dogbox", "bounds": (fit.low_P, np.inf), "x_scale": "jac"}
-    how |= {"loss": rho, "f_scale": DELTA, "ftol": 1e-15, "xtol": 1e-15, "gtol": 1e-15}
+    how |= {"loss": rho, "f_scale": fit.delta, "ftol": 1e-15, "xtol": 1e-15, "gtol": 1e-15}
 
     def descend(start_P: np.ndarray) -> Any:
         return least_squares(fit.residual, start_P, fit.jacobian, max_nfev=MOST_STEPS, **how)
@@ -163,8 +163,8 @@ class ExponentialFit:
     that L = c + q exp(column . theta), q being L - c at the mean mixture.
     """
 
-    def __init__(self, weight_NS: np.ndarray, loss_N: np.ndarray) -> None:
-        self.loss_N, self.mean_S = loss_N, weight_NS.mean(axis=0)
+    def __init__(self, weight_NS: np.ndarray, loss_N: np.ndarray, delta: float = DELTA) -> None:
+        self.loss_N, self.mean_S, self.delta = loss_N, weight_NS.mean(axis=0), delta
         left_NK, spread_K, right_KS = np.linalg.svd(weight_NS - self.mean_S, full_matrices=False)
         varies_K = spread_K > SAME_DIRECTION * max(spread_K[0], SAME_DIRECTION)
         self.rank, root = int(varies_K.sum()), np.sqrt(len(loss_N))
@@ -217,7 +217,9 @@ class ExponentialFit:
         return np.concatenate([np.concatenate(by_run, axis=-1), by_ridge_BKP], axis=-2)
 
 
-def fit_exponential(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> ExponentialLaw:
+def fit_exponential(
+    weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0, delta: float = DELTA
+) -> ExponentialLaw:
     """The exponential law with the lowest Huber loss over the runs; the same for the same seed.
 
     The authors start torch's L-BFGS from 6000 points. Here every start takes c from a grid; for a
@@ -237,7 +239,7 @@ def fit_exponential(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0)
         half = float(loss_N.mean()) / 2
         note = "all losses are equal: no source matters, and c is a convention"
         return ExponentialLaw(half, float(np.log(half)), np.zeros(num_sources), notes=(note,))
-    fit = ExponentialFit(weight_NS, loss_N)
+    fit = ExponentialFit(weight_NS, loss_N, delta)
     draws = stream(seed, "exponential", num_runs, num_sources)
     point_P, converged = lowest_huber(fit, fit.starts(draws))
     notes, directions = [], f"{fit.rank} of {num_sources - 1} directions"

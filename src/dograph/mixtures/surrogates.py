@@ -4,7 +4,7 @@ Shapes: N runs, S sources, A penalties, V targets, R repeats, K folds.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -273,7 +273,7 @@ def choose_surrogate(
     loss_NV: np.ndarray,
     shares: dict[str, float],
     *,
-    names: Sequence[str] = tuple(SURROGATES),
+    surrogates: Mapping[str, Surrogate] = SURROGATES,
     seed: int = 42,
 ) -> Choice:
     """The surrogate with the highest rank correlation on left-out runs.
@@ -288,14 +288,14 @@ def choose_surrogate(
     each = repeats * folds * len(shares)
     validated: dict[str, Judged] = {}
     notes: list[str] = []
-    with counted("{done}/{total} fits", len(names) * each) as display:
-        for rank, name in enumerate(names):
+    with counted("{done}/{total} fits", len(surrogates) * each) as display:
+        for rank, (name, surrogate) in enumerate(surrogates.items()):
             run = partial(_in_threads, display=display, before=rank * each, note=name)
             try:
                 how = fold_RN, seed, run
-                validated[name] = _validate(SURROGATES[name], weight_NS, loss_NV, shares, *how)
+                validated[name] = _validate(surrogate, weight_NS, loss_NV, shares, *how)
             except DographError as error:
-                if len(names) == 1:
+                if len(surrogates) == 1:
                     raise
                 notes.append(f"surrogate {name} was left out: {error}")
     if not validated:

@@ -291,21 +291,23 @@ def read_table(mixtures: Path, losses: Path) -> MixtureTable:
         numbers = sorted(int(run) for run in file.runs if run.isdecimal())
         if numbers and numbers == list(range(numbers[0], numbers[0] + len(file.runs))):
             first.append(numbers[0])
-    if sorted(first) == [0, 1] and len(weights.runs) == len(measured.runs):
+    if sorted(first) == [0, 1]:
         raise CorpusError(
             f"{weights.path} counts its runs from {first[0]}, {measured.path} from {first[1]}: "
             "joined by number, every mixture would get the loss of another run; make both count "
-            "from the same number"
+            "from the same number; a run without losses needs a line of empty cells"
         )
-    both = set(weights.runs) & set(measured.runs)
-    if not both:
-        each = [f"{file.path} has {listed(file.runs, 3)}" for file in (weights, measured)]
-        raise CorpusError(f"no run is in both files: {', '.join(each)}")
-    for file in (weights, measured):
-        alone = [run for run in file.runs if run not in both]
-        if alone:
-            notes.append(f"left out, in {file.path} only: {len(alone)} runs: {listed(alone)}")
-    runs = [run for run in weights.runs if run in both]
+    for file, other in ((measured, weights), (weights, measured)):
+        alone = [run for run in file.runs if run not in set(other.runs)]
+        which = f"{len(alone)} of the {len(file.runs)} runs of {file.path} are not in {other.path}"
+        if alone and (file is measured or len(alone) == len(file.runs)):
+            raise CorpusError(
+                f"{which}: {listed(alone, 5)}; it has {listed(other.runs, 3)}: each loss needs the "
+                "mixture of its run, under the same name"
+            )
+        if alone:  # runs that failed, for example
+            notes.append(f"left out, without losses: {which}: {listed(alone)}")
+    runs = [run for run in weights.runs if run in set(measured.runs)]
     table = MixtureTable(
         weights.names,
         measured.names,

@@ -8,10 +8,10 @@ import socket
 import threading
 import time
 import traceback
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -86,14 +86,8 @@ def on_device(job: Job, device: str) -> Job:
     return Job(job.label, job.config.model_copy(update={"train": train}))
 
 
-class Pool(ABC):
+class Pool(AbstractContextManager["Pool", None]):
     """Runs jobs; a context manager."""
-
-    @abstractmethod
-    def __exit__(self, *_: object) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
 
     @abstractmethod
     def work(self, jobs: Sequence[Job], on_start: OnStart, on_death: OnDeath) -> Work:

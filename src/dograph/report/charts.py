@@ -56,17 +56,6 @@ class DotChart:
 
 
 @dataclass(frozen=True, slots=True)
-class BarChart:
-    """Stacked bars; each part is the index of its label and its size."""
-
-    title: str
-    labels: list[str]
-    bars: list[tuple[str, list[tuple[int, float]]]]
-    note: str | None = None
-    unit: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class ScatterChart:
     """The rows of every probe in two dimensions, coloured by source or by domain."""
 
@@ -136,7 +125,7 @@ class LossCharts:
 
 
 # One item of a page section; items are shown from top to bottom.
-PageItem = PageBlock | PageTable | LineChart | DotChart | BarChart | LossCharts
+PageItem = PageBlock | PageTable | LineChart | DotChart | LossCharts
 
 
 def as_json(value: Any) -> str:

@@ -17,7 +17,7 @@ from dograph.errors import ConfigError, require
 from dograph.files import write_bytes
 from dograph.progress import counted
 from dograph.report import sections
-from dograph.report.charts import BarChart, DotChart, LineChart, PageTable, TableCell
+from dograph.report.charts import DotChart, LineChart
 from dograph.report.collect import Comparison, PageData, collect, open_subjects
 from dograph.report.domains import DomainsView, PlacedGraph, node_radius
 from dograph.report.one_run import RunData
@@ -30,9 +30,6 @@ PAGE = dict(re.findall(r"--([\w-]+): light-dark\((#\w{6}),", asset("page.css")))
 COLOURS: tuple[str, ...] = tuple(PAGE[f"c{index}"] for index in range(8))
 MARKS = ("o", "s", "^", "D", "v", "P", "X")  # seven, so that marks and eight colours vary together
 DASHES = ("-", "--", ":", "-.")
-# For areas, which have no marks: a new one every four series, because colour-blind readers may see
-# the second four colours as the first four.
-HATCHES = ("", "/////", ".....", "xxxxx", "-----")
 PALER = 0.55  # strength of a mark's face colour, each time the colours repeat
 STYLE = {
     "font.size": 8,
@@ -95,9 +92,6 @@ def drawn(data: PageData) -> Figures:
     for run in (run for run in data.runs if run.name in first):
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", run.name).strip("-.") or "run"
         yield from draw_run(data, run, "" if len(data.runs) == 1 else f"{stem}-")
-    cost = sections.cost_chart(data)
-    if cost.bars:
-        yield "cost", bar_figure(cost, "milliseconds per step", 0.9)
     for k, comparison in enumerate(data.comparisons):
         yield from draw_comparison(comparison, f"comparison{k + 1 if k else ''}-")
     if data.tasks:
@@ -109,13 +103,6 @@ def draw_curves(data: PageData) -> Figures:
     for name, metric in (("loss-train", "train/loss_nats"), ("loss-valid", "valid/mean/loss_nats")):
         charts = sections.loss_charts(data, metric, "")
         chart = charts.get("methods") or charts[None]
-        if "runs" in charts:  # a method with one run is drawn like the run, with its raw values
-            single = {one.index: one for one in charts["runs"].series}
-            series = [
-                one if one.low else replace(single.get(one.index, one), name=one.name, dash=0)
-                for one in chart.series
-            ]
-            chart = replace(chart, series=series)
         if chart.series:
             yield name, line_figure(chart, 2.3, lone=len(data.groups) == 1, steps=data.steps)
 
@@ -138,27 +125,17 @@ def draw_run(data: PageData, run: RunData, stem: str) -> Figures:
 
 
 def draw_domains(domains: DomainsView) -> Figures:
-    """Probes, weights, the last graph, and the sources of its domains."""
-    below = "" if domains.has_identity else domains.numbering
+    """Probes, weights, and the last graph."""
     if domains.probes:
         yield "pca", _draw_probes(domains)
     for weights in (chart for chart in domains.lines[:1] if chart.series):
         smoothed = replace(weights, series=[replace(one, raw=None) for one in weights.series])
         yield "weights", line_figure(smoothed, 2.3)
     if domains.graphs:
-        last = domains.graphs[-1]
+        below = "" if domains.has_identity else domains.numbering
         figure, axes = sheet(COLUMN, COLUMN, below=below)
-        draw_graph(axes[0, 0], last, domains.names)
+        draw_graph(axes[0, 0], domains.graphs[-1], domains.names)
         yield "graph", figure
-        # Probed sources first, then others that are in a domain.
-        named = [name for node in last.nodes for name in node["sources"]]
-        labels, bars = list(dict.fromkeys([*domains.sources, *named])), []
-        for node in last.nodes:
-            total = max(node["samples"], 1)
-            parts = [(labels.index(x), count / total) for x, count in node["sources"].items()]
-            bars.append((f"domain {node['domain']}", parts))
-        chart = BarChart("", labels, bars)
-        yield "composition", bar_figure(chart, "share of the domain's samples", 0.8, below=below)
 
 
 def _draw_probes(domains: DomainsView) -> Any:
@@ -178,19 +155,13 @@ def _draw_probes(domains: DomainsView) -> Any:
 
 
 def draw_comparison(one: Comparison, stem: str) -> Figures:
-    """Paired differences, and methods by source."""
+    """Paired differences."""
     chart = sections.difference_chart(one, "mean")
     if chart.rows:
         figure, axes = sheet(COLUMN, 0.85 + 0.25 * len(chart.rows))
         draw_dots(axes[0, 0], chart)
         axes[0, 0].locator_params(axis="x", nbins=5)
         yield f"{stem}differences", figure
-        table, names = sections.source_table(one), {row.name for row in chart.rows}
-        changed = [row for row in table.rows if row[0] in names]
-        figure, axes = sheet(WIDE, 0.9 + 0.3 * len(changed))
-        draw_heat(axes[0, 0], replace(table, rows=changed))
-        axes[0, 0].set_title(f"loss by source vs. {one.findings.baseline} (nats)")
-        yield f"{stem}by-source", figure
 
 
 def draw_tasks(data: PageData) -> Any:
@@ -215,10 +186,6 @@ def mark(index: int) -> str:
 
 def dashes(index: int) -> str:
     return DASHES[index // len(COLOURS) % len(DASHES)]
-
-
-def hatch(index: int) -> str:
-    return HATCHES[index // 4 % len(HATCHES)]
 
 
 def face(index: int) -> tuple[float, float, float]:
@@ -319,30 +286,6 @@ def draw_scatter(
         )
 
 
-def bar_figure(chart: BarChart, x_name: str, height: float, *, below: str = "") -> Any:
-    """Stacked bars in one column, one row each."""
-    figure, axes = sheet(COLUMN, height + 0.22 * len(chart.bars), below=below)
-    axis = axes[0, 0]
-    for row, (_, parts) in enumerate(chart.bars):
-        left, size = 0.0, dict(parts)
-        for index, label in enumerate(chart.labels):
-            axis.barh(
-                row,
-                size.get(index, 0),
-                left=left,
-                color=colour(index),
-                hatch=hatch(index),
-                edgecolor="white",
-                linewidth=0,
-                label=None if row else label,
-            )
-            left += size.get(index, 0)
-    axis.set(xlabel=x_name, xmargin=0)
-    label_rows(axis, [name for name, _ in chart.bars])
-    add_legend(axis)
-    return figure
-
-
 def draw_dots(axis: Any, chart: DotChart, names: Sequence[str] = ()) -> None:
     """Values with their intervals, in a row for each of `names`."""
     names = names or [row.name for row in chart.rows]
@@ -356,22 +299,6 @@ def draw_dots(axis: Any, chart: DotChart, names: Sequence[str] = ()) -> None:
             axis.axvline(line, color=PAGE["soft"], linewidth=0.6, linestyle="--")
     axis.set_xlabel(chart.paper_name)
     label_rows(axis, names)
-
-
-def draw_heat(axis: Any, table: PageTable) -> None:
-    """The differences in a table's cells as colours and numbers."""
-    for i, row in enumerate(table.rows):
-        for j, cell in enumerate(row[1:]):
-            assert isinstance(cell, TableCell)
-            change, shade = cell.change or 0.0, abs(cell.shade or 0.0)
-            ink = PAGE["paper"] if shade > 0.7 else PAGE["ink"]
-            axis.text(j, i, f"{change:+.3f}", ha="center", va="center", fontsize=6.5, color=ink)
-    shades = [[getattr(cell, "shade", 0.0) for cell in row[1:]] for row in table.rows]
-    colormap = require("matplotlib.colors", "figures").LinearSegmentedColormap
-    colours = colormap.from_list("page", [PAGE[name] for name in ("low", "paper", "high")])
-    axis.imshow(shades, cmap=colours, vmin=-1, vmax=1, aspect="auto")
-    axis.set_xticks(range(len(table.heads) - 1), table.heads[1:], rotation=30, ha="right")
-    axis.set_yticks(range(len(table.rows)), [row[0] for row in table.rows])
 
 
 def draw_graph(axis: Any, graph: PlacedGraph, names: Mapping[str, str]) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 
 from dograph.compare.findings import MethodFindings
 from dograph.report.charts import (
-    BarChart,
     DotChart,
     DotRow,
     Entry,
@@ -281,8 +280,8 @@ def cost(data: PageData) -> list[PageItem]:
         config = run.config.model_dump(mode="json")
         train = {k: v for k, v in config["train"].items() if k != "steps"}
         devices = [run.facts[name] for name in ("device", "processes")]
-        parts = [config["model"], config["data"]["seq_len"], train, devices]
-        settings[run.name] = json.dumps(parts, sort_keys=True)
+        equal = [config["model"], config["data"]["seq_len"], train, devices]
+        settings[run.name] = json.dumps(equal, sort_keys=True)
         if run.cost.step_ms and run.cost.is_plain:
             plain.setdefault(settings[run.name], []).append(run.cost.step_ms)
 
@@ -305,20 +304,17 @@ def cost(data: PageData) -> list[PageItem]:
         "vs. plain": over_plain,
         "training time": lambda run: run.facts["training time"],
     }
-    chart, table = cost_chart(data), table_of("cost by run", data.runs, columns)
-    first = [chart] if chart.bars else []
-    return [*first, heading("By run"), table, PageBlock("soft", OVER_PLAIN)]
+    timed = [run for run in data.runs if run.cost.parts]
+    names = dict.fromkeys(part for run in timed for part in run.cost.parts)
 
+    def part_of(name: str) -> Callable[[RunData], Entry]:
+        return lambda run: TableCell(run.cost.parts.get(name), digits=2)
 
-def cost_chart(data: PageData) -> BarChart:
-    timed = {run.name: run.cost.parts for run in data.runs if run.cost.parts}
-    labels = list(dict.fromkeys(part for parts in timed.values() for part in parts))
-    bars = [
-        (name, [(labels.index(part), ms) for part, ms in parts.items()])
-        for name, parts in timed.items()
-    ]
-    note = f"milliseconds per step, mean after the first {WARM_UP} steps"
-    return BarChart("Time per step, by part", labels, bars, note, "ms")
+    parts: Columns[RunData] = {"run": lambda run: run.name, **{n: part_of(n) for n in names}}
+    title = f"Milliseconds of each part of a step, mean after the first {WARM_UP} steps"
+    by_part: list[PageItem] = [heading(title), table_of("parts of a step", timed, parts)]
+    table = table_of("cost by run", data.runs, columns)
+    return [*(by_part if timed else []), heading("By run"), table, PageBlock("soft", OVER_PLAIN)]
 
 
 def comparison(data: PageData) -> list[PageItem]:
@@ -361,6 +357,8 @@ def _compared(one: Comparison) -> list[PageItem]:
     }
     costs: Columns[MethodFindings] = {
         "method": lambda method: method.label,
+        "<needs": lambda method: TableCell(", ".join(method.needs), left=True),
+        "proxies": lambda method: str(method.proxies or ""),
         "FLOPs, with planning": lambda method: f"{method.flops.total:.3g}",
         "planning, % of FLOPs": lambda method: f"{method.flops.plan / method.flops.total:.0%}",
         "time, s": lambda method: f"{method.seconds.total:.0f}" if method.seconds else "",

@@ -105,8 +105,8 @@ def _over_training(label: str, many: Merging, names: Sequence[str]) -> TextTable
         rows.append([str(at.step), *cells, f"{at.nmi_by_chance:.3f}, {at.purity_by_chance:.3f}"])
     columns = ("step", *(_HEADS[name] for name in names), "by chance (NMI, purity)")
     seeds = "1 seed" if len(many.runs) == 1 else f"{len(many.runs)} seeds"
-    over = "rows" if many.over == "rows" else "seeds"
-    title = f"{label}: {seeds}, {many.figures[0].rows} held-out rows, intervals over {over}"
+    over = ", intervals over seeds" if len(many.runs) > 1 else ""
+    title = f"{label}: {seeds}, {many.figures[0].rows} held-out rows{over}"
     return TextTable(title, columns, rows)
 
 

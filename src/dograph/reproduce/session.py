@@ -16,7 +16,7 @@ from dograph.compare.arms import Ask
 from dograph.compare.cells import Say
 from dograph.compare.findings import REPORT, Findings
 from dograph.compare.session import forecast_lines, open_corpus, run_compare
-from dograph.config import RunConfig, resolve_config
+from dograph.config import resolve_config
 from dograph.data.corpus import Corpus, blocks_by_source, equal_shares
 from dograph.errors import ConfigError
 from dograph.eval.evaluate import (
@@ -30,7 +30,6 @@ from dograph.eval.gradients import LEAST_ROWS
 from dograph.eval.scores import Report, check_with
 from dograph.eval.tasks import pick_tasks
 from dograph.files import plain, sha256_of, write_json
-from dograph.models.presets import PRESETS
 from dograph.plan.pool import Pool
 from dograph.records import read_record
 from dograph.reproduce import outcomes, seen
@@ -149,9 +148,8 @@ def stored_scores(
 
 # Settings that change numbers are listed, except those that have a line of their own.
 _PARTS = ("data", "model", "sketch", "optim", "train", "eval")
-_LISTED_ELSEWHERE = {
-    *("data.corpus", "data.seq_len", "data.warn_epochs", "model.preset", "sketch.dim"),
-    *("sketch.projection", "train.steps", "train.batch_size", "train.device"),
+_NOT_LISTED = {
+    *("data.corpus", "data.warn_epochs", "sketch.dim", "sketch.projection", "train.device"),
     *("train.micro_batch_size", "train.activation_checkpointing", "eval.every"),
 }
 
@@ -160,37 +158,27 @@ def setup_differences(study: Study) -> Iterator[str]:
     """What differs between these runs and the paper's, one line each."""
     artefact, ask = study.artefact, next(iter(study.asks.values()))
     ours, theirs = ask.config, resolve_config(f"paper-{artefact.model}", [])
-
-    def compared(here: str, there: str) -> str:
-        return f"{here}, as in the paper" if here == there else f"{here}; paper: {there}"
-
-    def length(config: RunConfig) -> str:
-        steps, rows = config.train.steps, f"{config.train.batch_size} x {config.data.seq_len}"
-        return f"{steps:,} steps of {rows} = {_short(config.tokens)} tokens"
-
-    models = ", ".join(_model(one.config) for one in study.asks.values())
-    if artefact.sizes:
-        yield f"models: {models}; the paper: GPT-2 sizes that its figure does not name"
-    else:
-        yield f"model: {compared(models, _model(theirs))}"
-    yield f"a run: {compared(length(ours), length(theirs))}"
-    corpus = next(iter(study.findings.values())).corpus
-    part = "20 % of " if artefact.is_probed else ""
-    yield (
-        f"corpus: {corpus.folder}, {_short(sum(corpus.tokens.values()))} tokens of "
-        f"{len(corpus.tokens)} sources; paper: {part}{DATASETS[artefact.data].about}. Unless it is "
-        "the same text, compare only differences between methods, not levels"
-    )
     here, there = (config.model_dump(mode="json") for config in (ours, theirs))
+    if artefact.sizes:
+        yield f"models: {', '.join(study.asks)}; paper: GPT-2 sizes that its figure does not name"
+        del here["model"]["preset"]
     changed = []
     for section in _PARTS:
         for name, value in here[section].items():
             pair = value, there[section][name]
-            if f"{section}.{name}" not in _LISTED_ELSEWHERE and pair[0] != pair[1]:
+            if f"{section}.{name}" not in _NOT_LISTED and pair[0] != pair[1]:
                 shown = [f"{value:g}" if isinstance(value, float) else str(value) for value in pair]
                 changed.append(f"{section}.{name} {shown[0]} (paper's preset: {shown[1]})")
     if changed:
         yield f"settings: {', '.join(changed)}"
+    yield f"a run: {ours.tokens:,} tokens; paper: {theirs.tokens:,}"
+    corpus = next(iter(study.findings.values())).corpus
+    part = "20 % of " if artefact.is_probed else ""
+    yield (
+        f"corpus: {corpus.folder}, {sum(corpus.tokens.values()):,} tokens of {len(corpus.tokens)} "
+        f"sources; paper: {part}{DATASETS[artefact.data].about}. Unless it is the same text, "
+        "compare only differences between methods, not levels"
+    )
     seeds = ", ".join(map(str, ask.seeds))
     yield f"seeds: {len(ask.seeds)} ({seeds}); the paper does not say how many it has"
     yield (
@@ -213,20 +201,6 @@ def setup_differences(study: Study) -> Iterator[str]:
             f"the paper prints a picture only ({artefact.where}): our numbers can be compared only "
             "with those in its text"
         )
-
-
-def _model(config: RunConfig) -> str:
-    if config.model.preset is None:
-        return str(config.model.path)
-    shape = PRESETS[config.model.preset]
-    return f"{config.model.preset} ({shape.layers} layers, {shape.width} wide)"
-
-
-def _short(number: float) -> str:
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.1f}{unit}"
-    return f"{number:.0f}"
 
 
 def finish(study: Study, request: EvalRequest, out: Path, report: Report) -> Reproduction:

@@ -5,7 +5,10 @@ tried out: it runs with random parameters on random inputs, and a rule is accept
 per-sample gradients are those of autograd. A parameter without a rule stays out of the sketch and
 gets its gradient from an ordinary backward (`Sketcher.outside`).
 
-Also here: where modes topdown and head cut the model.
+Also here: rules for layers of any form (gains, and those that a user gives), and where modes
+topdown and head cut the model.
+
+Shapes: B samples, N rows of a sample, F numbers of a vector.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from dograph.errors import ConfigError, did_you_mean
-from dograph.sketch.gains import GainRule, GivenRule, LayerRule
 from dograph.sketch.gradients import is_sharded, undisturbed
 from dograph.sketch.rules import (
     EmbeddingRule,
@@ -26,13 +28,74 @@ from dograph.sketch.rules import (
     NormKind,
     NormRule,
     Rule,
+    over_tokens,
     own_forward,
     swapped,
+    widened,
 )
 
 _TORCH = (nn.Embedding, nn.Linear, nn.LayerNorm, nn.RMSNorm)
 _USUAL_EPS = (1e-5, 1e-6, 1e-8, 1e-12)
 _SAMPLES, _TOKENS = 2, 3  # of the inputs that a layer is tried out with
+
+
+class GainRule(Rule):
+    """A layer whose output is affine in its own parameters, element by element: y = C + sum w A.
+
+    Gains, biases and norms of any form, under any names. C and A come from the layer itself, which
+    runs with parameters of zeros and ones.
+    """
+
+    has_matrix = by_formula = False
+
+    def vector(self, seen: Tensor, grad: Tensor) -> Tensor:
+        own = {name: getattr(self.module, name) for name in self.vectors}
+        zero = {name: torch.zeros_like(value) for name, value in own.items()}
+        parts = []
+        with torch.no_grad():
+            constant = self.run(seen, zero)
+            for name, value in own.items():
+                slope = self.run(seen, zero | {name: torch.ones_like(value)}) - constant
+                product_BNF = (widened(grad) * slope).reshape(self.shape[0], -1, value.numel())
+                parts.append(over_tokens(product_BNF))
+        return torch.cat(parts, dim=1)
+
+    def run(self, value: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+        with swapped(self.module, parameters):
+            output: Tensor = self.stock(value)
+        return output
+
+
+class LayerRule:
+    """Base of a rule of your own, for `Sketcher(rules={MyLayer: MyRule()})`.
+
+    `dograph.testing.check_rule` holds it against autograd. Gradients of every sample are held at
+    once: meant for layers with few parameters.
+    """
+
+    def per_sample(self, module: nn.Module, value: Tensor, grad: Tensor) -> dict[str, Tensor]:
+        """Gradients of the module's own parameters for each sample: (B, *shape), by name.
+
+        `value` is the layer's input and `grad` the gradient of its output, samples on axis 0.
+        """
+        raise NotImplementedError
+
+
+class GivenRule(Rule):
+    """A user's LayerRule in the place of ours."""
+
+    has_matrix = by_formula = False
+
+    def __init__(self, path: str, module: Any, names: dict[str, str], *, rule: LayerRule) -> None:
+        super().__init__(path, module, names)
+        self.rule = rule
+
+    def vector(self, seen: Tensor, grad: Tensor) -> Tensor:
+        with torch.no_grad():
+            gradients = self.rule.per_sample(self.module, seen, grad)
+        return widened(torch.cat([gradients[own].flatten(1) for own in self.vectors], dim=1))
+
+
 Given = Mapping[type[nn.Module], LayerRule]
 
 
@@ -160,15 +223,19 @@ def _candidates(
         yield gain, partial(agrees, gain, numbers(width if width > 1 else 4))
 
 
+def _fits(rule: Rule, value: Tensor, *, exactly: bool) -> tuple[bool, bool]:
+    """Whether the formula gives the layer's output, and whether it does in bfloat16 too."""
+    with _with_weights(rule, random=exactly):
+        fits = half = _same_output(rule, value, exactly=exactly)
+        if fits and not value.is_meta:
+            with torch.autocast(value.device.type, torch.bfloat16):
+                half = _same_output(rule, value.to(torch.bfloat16), exactly=exactly)
+    return fits, half
+
+
 def _is_linear(rule: MatrixRule, value: Tensor) -> bool:
-    with _with_weights(rule):
-        fits = _same_output(rule, value)
-        if value.is_meta:
-            return fits
-        # Its own forward runs if it treats bfloat16 in another way than F.linear.
-        half = value.to(torch.bfloat16)
-        with torch.autocast(value.device.type, torch.bfloat16):
-            rule.by_formula = fits and rule.own is None and _same_output(rule, half)
+    # Its own forward runs if it treats bfloat16 in another way than F.linear.
+    fits, rule.by_formula = _fits(rule, value, exactly=False)
     return fits
 
 
@@ -188,13 +255,7 @@ def _is_lookup(rule: EmbeddingRule, index: Tensor) -> bool:
 
 def _is_norm(rule: NormRule, value: Tensor) -> bool:
     """Bit by bit, in float32 and in bfloat16: otherwise a GainRule runs the layer itself."""
-    with _with_weights(rule, random=True):
-        fits = _same_output(rule, value, exactly=True)
-        if value.is_meta:
-            return fits
-        with torch.autocast(value.device.type, torch.bfloat16):
-            fits = fits and _same_output(rule, value.to(torch.bfloat16), exactly=True)
-    return fits and agrees(rule, value)
+    return _fits(rule, value, exactly=True)[1] and agrees(rule, value)
 
 
 @contextmanager
@@ -219,7 +280,7 @@ def _output(function: Callable[[Tensor], Any], value: Tensor) -> Tensor | None:
     return output.detach() if isinstance(output, Tensor) else None
 
 
-def _same_output(rule: Rule, value: Tensor, *, exactly: bool = False) -> bool:
+def _same_output(rule: Rule, value: Tensor, *, exactly: bool) -> bool:
     expected = _output(rule.stock, value)
     got = None if expected is None else _output(rule.formula, value)
     if (

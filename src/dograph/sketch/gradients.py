@@ -102,10 +102,6 @@ def explicit_backward(
         rest(weight_B)
 
 
-def is_floating(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
 def add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
     """Add to `.grad`, as a backward does."""
     gradient = gradient.to(parameter.dtype)

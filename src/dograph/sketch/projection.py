@@ -85,7 +85,7 @@ class Projection:
             raise ConfigError(f"projection={self.kind!r} is not known; give one of {KINDS}")
         if self.dim < 1:
             raise ConfigError(f"a sketch needs at least 1 dimension, got dim={self.dim}")
-        rows, cols = self.columns
+        rows, cols = self.sides()
         if self.kind in TWO_SIDED and rows > 4 * cols:
             sides = ((d, *_sides(d)) for d in range(self.dim, 2 * self.dim))
             near = next(d for d, larger, smaller in sides if larger <= 2 * smaller)
@@ -98,20 +98,15 @@ class Projection:
         if not number and refresh not in ("never", "step"):
             raise ConfigError(f"refresh={refresh!r}: give never, step, or a number of steps > 0")
 
-    @property
-    def columns(self) -> tuple[int, int]:
-        """Columns of a weight matrix' two sides (q, p), q p = K."""
-        return _sides(self.dim)
-
     def epoch(self, step: int) -> int:
         """The step at which the projection of `step` was drawn."""
         if self.refresh == "never":
             return 0
         return step if self.refresh == "step" else step - step % self.refresh
 
-    def sides(self, *, wide: bool) -> tuple[int, int]:
-        """Columns of a matrix (q, p); `wide` matrices (embeddings, heads) have more."""
-        q, p = self.columns
+    def sides(self, *, wide: bool = False) -> tuple[int, int]:
+        """Columns of a matrix (q, p), q p = K; `wide` ones (embeddings, heads) have more."""
+        q, p = _sides(self.dim)
         return (2 * p, 2 * p) if wide else (q, p)
 
     def dense(self, name: str, gradient_BD: Tensor, *, step: int) -> Tensor:
@@ -119,17 +114,11 @@ class Projection:
         sketch_BK = gradient_BD.new_zeros(len(gradient_BD), self.dim)
         for block, start in enumerate(range(0, gradient_BD.shape[1], _BLOCK)):
             part_Bd = gradient_BD[:, start : start + _BLOCK]
-            shape = (part_Bd.shape[1], self.dim)
-            generator = self._generator(name, f"block {block}", step, gradient_BD)
-            dense_dK = torch.randn(
-                shape, generator=generator, device=gradient_BD.device, dtype=gradient_BD.dtype
-            )
-            sketch_BK += part_Bd @ dense_dK
+            key = key64(self.seed, "projection", name, f"block {block}", self.epoch(step))
+            generator = torch.Generator(gradient_BD.device).manual_seed(key >> 1)
+            dense_dK = gradient_BD.new_empty(part_Bd.shape[1], self.dim)
+            sketch_BK += part_Bd @ dense_dK.normal_(generator=generator)
         return sketch_BK / math.sqrt(self.dim)
-
-    def _generator(self, name: str, side: str, step: int, like: Tensor) -> torch.Generator:
-        key = key64(self.seed, "projection", name, side, self.epoch(step))
-        return torch.Generator(like.device).manual_seed(key >> 1)
 
 
 def _sides(dim: int) -> tuple[int, int]:

@@ -136,7 +136,9 @@ class Rule:
     add_weighted: Callable[[Tensor, Tensor, Tensor], None]
 
     has_matrix = True  # a weight that has two halves and a sketch
-    vectors: tuple[str, ...] = ()  # the parameters held as vectors, in this order
+    vectors: tuple[
+        str, ...
+    ] = ()  # held as vectors, in this order; without a matrix: by default all
     group: Literal["blocks", "rest"] = "rest"  # part of the sketch: the blocks' matrices, all else
     by_formula = True  # False: run the layer's own forward with detached parameters
 
@@ -144,7 +146,8 @@ class Rule:
         self.path, self.names, self.wide = path, names, False
         self.module: Any = module
         self.matrix = "weight" if self.has_matrix and "weight" in names else None
-        self.vectors = tuple(own for own in type(self).vectors if own in names)
+        vectors = type(self).vectors or (() if self.has_matrix else names)
+        self.vectors = tuple(own for own in vectors if own in names)
         self.given = vars(module).get("forward")  # set on the instance, perhaps compiled
         self.own = own_forward(module)
         # One object, so that a compiled graph recognises it; a compiled layer stays compiled.
@@ -352,15 +355,11 @@ class MatrixRule(Rule):
 class EmbeddingRule(Rule):
     """A table of tokens or positions, `scale` times its rows."""
 
-    def __init__(
-        self, path: str, module: Any, names: dict[str, str], *, scale: float = 1.0
-    ) -> None:
-        super().__init__(path, module, names)
-        self.scale, self.padding = scale, getattr(module, "padding_idx", None)
-        self.by_formula = scale == 1.0
+    scale = 1.0
 
     def formula(self, value: Tensor) -> Tensor:
-        return F.embedding(value, self.parameter("weight"), self.padding)
+        padding = getattr(self.module, "padding_idx", None)
+        return F.embedding(value, self.parameter("weight"), padding)
 
     def is_shared(self, value: Tensor) -> bool:
         """Whether these are positions, looked up once for all samples: (T) or (1, T)."""
@@ -384,8 +383,8 @@ class EmbeddingRule(Rule):
         return output.expand(self.shape[0], *output.shape[value.dim() > 1 :])
 
     def halves(self, seen: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        if self.padding is not None:
-            grad = grad * (seen != self.padding).unsqueeze(-1)
+        if (padding := getattr(self.module, "padding_idx", None)) is not None:
+            grad = grad * (seen != padding).unsqueeze(-1)
         if self.scale != 1.0:
             grad = grad * self.scale
         row_BN = seen.expand(grad.shape[:-1]).reshape(self.shape[0], -1)

@@ -30,8 +30,7 @@ from dograph.config import DEFAULT_DIM, Refresh, mode_conflicts
 from dograph.errors import ConfigError, did_you_mean
 from dograph.sketch import gradients
 from dograph.sketch.check import CheckedRecord, reached_parameters
-from dograph.sketch.cover import blocks_of, cover, last_linear, output_layer
-from dograph.sketch.gains import LayerRule
+from dograph.sketch.cover import LayerRule, blocks_of, cover, last_linear, output_layer
 from dograph.sketch.gradients import Gradients, MicroBatchResult, WorldRows, gather_signals
 from dograph.sketch.projection import Projection, SketchBuilder
 from dograph.sketch.rules import Rule, replaced_forward
@@ -120,8 +119,7 @@ class Sketcher:
 
     def _require_fitting(self) -> None:
         """Refuse a model, mode and projection that do not fit together."""
-        kind = self.projection.kind
-        for refusal in mode_conflicts(self.mode, kind, shards=self.sharded):
+        for refusal in mode_conflicts(self.mode, self.projection.kind, shards=self.sharded):
             raise ConfigError(refusal)
         if self.mode == "topdown":
             name, blocks = blocks_of(self.model)
@@ -256,7 +254,8 @@ class Sketcher:
         if self._running and self._cut_leaf is not None:  # runs again, above its first run
             return self._above(*args, **kwargs)
         values = [*args, *kwargs.values()]
-        first = next((i for i, v in enumerate(values) if gradients.is_floating(v)), None)
+        tensors = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
+        first = next((i for i in tensors if values[i].is_floating_point()), None)
         if first is None:
             raise ConfigError(
                 f"mode {self.mode} cuts the model at the input of a layer, but it got no tensor of "

@@ -77,23 +77,15 @@ def count_flops(
     return Flops(2.0 * rows * weights, attention)
 
 
-def extra_work(
-    model: PerSampleLoss,
-    sketch: SketchConfig,
-    num_samples: int,
-    num_tokens: int,
-    *,
-    half: bool,
-    two_sweeps: bool = False,
-    at_once: int | None = None,
-) -> list[Work]:
+def extra_work(model: PerSampleLoss, config: RunConfig) -> list[Work]:
     """The work of `sketch.mode` beyond a plain step on the same batch.
 
-    `half`: bfloat16, else float32. `two_sweeps`: an extra forward for the sketches, then a plain
-    step. `at_once`: samples of a micro-batch, None for all.
+    Two sweeps are an extra forward for the sketches, then a plain step.
     """
-    mode, size, rows = sketch.mode, 2 if half else WIDE, num_samples * num_tokens
-    flops, shape = count_flops(model, num_samples, num_tokens), model.model.config
+    sketch, num_samples, rows = config.sketch, config.train.batch_size, config.tokens_per_step
+    mode, size = sketch.mode, 2 if config.train.half else WIDE
+    two_sweeps = strategy_of(config, {"sketch"}) == "two_sweeps"
+    flops, shape = count_flops(model, num_samples, config.data.seq_len), model.model.config
     head = output_layer(model, None) if mode == "head" else None
     rules, blocks = cover(model, tuple(sketch.exclude), only=head), shape.num_hidden_layers
     if mode in CUTTING:
@@ -107,7 +99,7 @@ def extra_work(
         work.append(vectors)
         if mode == "reference":
             # Each backward goes through the graph of all samples that were computed at once.
-            again = ((at_once or num_samples) - 1) * 2 * flops.forward
+            again = ((config.train.micro_batch_size or num_samples) - 1) * 2 * flops.forward
             work.append(Work("a backward for every other sample", 0, again))
         backward = [Work("backward again", 0, 2 * flops.forward)] if two_sweeps else []
         return [*work, *forward, *backward]
@@ -217,13 +209,11 @@ def step_flops(config: RunConfig, corpus: Corpus) -> float:
     """
     model, train = open_shape(config, corpus), config.train
     batch = (train.batch_size, config.data.seq_len)
-    needs = build_mixer(config.mixer.name, config.mixer.options).needs
+    needs = build_mixer(config.mixer.name, config.mixer.options).needs_before_weights
     plain, twice = count_flops(model, *batch), strategy_of(config, needs) == "two_sweeps"
     total, backwards = plain.step, 1
     if "sketch" in needs:
-        given, at_once = (model, config.sketch, *batch), train.micro_batch_size
-        work = extra_work(*given, half=train.half, two_sweeps=twice, at_once=at_once)
-        total += sum(piece.flops for piece in work)
+        total += sum(piece.flops for piece in extra_work(model, config))
         backwards += twice or config.sketch.mode == "twopass"
     elif twice:
         total += plain.forward

@@ -21,7 +21,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import IO, Any
 
 import numpy as np
@@ -135,7 +135,7 @@ def rounded(values: dict[str, Any]) -> dict[str, Any]:
 
 def graph_row(graph: DomainGraph) -> dict[str, Any]:
     """A line of graph.jsonl: a list for each field of the nodes and of the edges."""
-    row = graph.to_json()
+    row = asdict(graph)
     for part in ("nodes", "edges"):
         fields = row[part][0] if row[part] else ()
         row[part] = rounded({name: [one[name] for one in row[part]] for name in fields})

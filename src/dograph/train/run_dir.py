@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from dograph.config import RunConfig, parse_config, read_yaml
 from dograph.errors import DographError, RunError, require
 from dograph.files import sync_file, write_bytes, write_json, write_text
-from dograph.records import DAMAGE, LONGEST, Row, StepGaps, checked_step, parse_object, step_of
+from dograph.records import Row, StepGaps, read_steps
 
 CHECKPOINT = "step-{:08d}"
 FORK = "fork.json"  # the parent of a run that was forked
@@ -161,15 +161,18 @@ class RunDirectory:
         self.metrics_file.touch()
         last, gaps = 0, StepGaps()
         for file in (self.metrics_file, self.samples_file, self.graph_file, self.validation_file):
-            size = 0  # that is kept
-            for end, made in _steps(file):
+            start, kept = 0, [(0, 0)]  # parts of the file; of one in disorder there are several
+            for end, made in read_steps(file):
                 last = max(last, made)
-                size = end if made <= step else size
+                if made <= step:
+                    first = kept.pop()[0] if kept[-1][1] == start else start
+                    kept.append((first, end))
                 if file == self.metrics_file:
                     gaps.add(min(made, step + 1))
-            if file.is_file() and size < file.stat().st_size:
-                with open(file, "rb") as old:
-                    write_bytes(file, old.read(size))
+                start = end
+            if file.is_file() and kept != [(0, file.stat().st_size)]:
+                content = file.read_bytes()
+                write_bytes(file, b"".join(content[first:end] for first, end in kept))
         gaps.add(step + 1)  # its rows were written before its checkpoint
         for path in self.probes.glob("step-*"):
             if path.stem[5:].isdecimal() and int(path.stem[5:]) > step:
@@ -214,18 +217,6 @@ class RunDirectory:
 def _remove(path: Path) -> None:
     """A file, a link or a folder, if it is there."""
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-
-
-def _steps(file: Path) -> Iterator[tuple[int, int]]:
-    """Of each whole line: where it ends, in bytes, and its step; damaged ones are left out."""
-    if file.is_file():
-        with open(file, "rb") as lines:
-            while line := lines.readline(LONGEST):
-                with suppress(*DAMAGE):
-                    step = step_of(line)  # else of another program, or damaged
-                    step = checked_step(parse_object(line)) if step is None else step
-                    if line.endswith(b"\n"):
-                        yield lines.tell(), step
 
 
 def is_locked(path: Path) -> bool:

@@ -28,7 +28,7 @@ from dograph.errors import ConfigError, NonFiniteError, RunError, require
 from dograph.files import sha256_of, sync_file, write_json, write_text
 from dograph.mixers.registry import build_mixer
 from dograph.models.loss import compile_regions, uncompiled
-from dograph.progress import Progress, duration
+from dograph.progress import Progress
 from dograph.records import checked_step, read_lines
 from dograph.train import assembly, checkpoint, metrics
 from dograph.train.assembly import CorpusLab, facts_of, open_model, open_sampler, settled
@@ -153,11 +153,6 @@ class Trainer:
         has_tokenizer = self.corpus.manifest.tokenizer.file is not None
         # opened now, so that a corpus that is deleted later costs no checkpoint
         self.tokenizer = self.corpus.tokenizer if has_tokenizer else None
-        if taken := set(metrics.SUMMARIES) & set(self.corpus.sources):
-            raise ConfigError(
-                f"a source is called {sorted(taken)}, a name that metrics use for a summary; "
-                "prepare the corpus with another name: NAME=path"
-            )
         if config.train.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS requires it
         torch.use_deterministic_algorithms(config.train.deterministic)
@@ -183,7 +178,6 @@ class Trainer:
         self.unwritten: list[StepRecord] = []  # steps that are not in the metrics yet
         self.done = 0  # steps made
         self.lap_start = time.monotonic()  # when metrics were last written, plus time of probes
-        self.is_timed = False  # whether it was said how long the run takes
         self.last_weights: WeightEntry | None = None  # the newest one on disk
         self.notes: list[str] = []  # on how it was resumed, for the user
         self.warnings: list[str] = []
@@ -316,11 +310,6 @@ class Trainer:
             if is_due(self.done, self.config.log.every) or is_end(self.config, self.done):
                 totals["data/*/epochs"] = self.state.sampler.epochs(self.done)
             rows[-1] |= metrics.rounded(totals)
-            settled = self.done - len(rows) >= self.progress.first + SETTLED_AFTER
-            if settled and not (self.is_timed or self.is_over):  # forecasts can be far off
-                each, left = seconds / len(rows), self.config.train.steps - self.done
-                about, self.is_timed = f"about {duration(each * left)}", True
-                self.progress.say(f"measured: {each:.3g} s a step, {about} for the other {left}")
         self.files.write_metrics(rows)
         self.write_weights()
         if halted:

@@ -11,32 +11,31 @@ def options(*settings, modes=(), device=CPU, **given):
     return resolve_options(device, modes, settings, **given)
 
 
+def chosen(options, *names):
+    values = options.to_json()
+    return tuple(values[name] for name in names)
+
+
 def test_defaults_suit_the_device():
     small, large = options(modes=["full"]), options(modes=["full"], device=GPU)
-    assert (small.model, small.dtype, small.compile) == ("demo", "float32", False)
-    assert (small.seq_len, small.batch, small.vocab_size, small.dim, small.steps) == (
-        128,
-        8,
-        4096,
-        5120,
-        30,
-    )
-    assert (large.model, large.batch, large.seq_len) == ("gpt2-small", 48, 512)
-    assert (large.dtype, large.compile, large.vocab_size) == ("bfloat16", True, 50257)
-    assert not options("train.compile=false", device=GPU).compile
-    assert (large.recipe, large.top_blocks, large.micro_batch, large.seed) == ("paper", 4, None, 0)
+    assert chosen(small, "model", "dtype", "compile") == ("demo", "float32", False)
+    sizes = ("seq_len", "batch", "vocab_size", "dim", "steps")
+    assert chosen(small, *sizes) == (128, 8, 4096, 5120, 30)
+    assert chosen(large, "model", "batch", "seq_len") == ("gpt2-small", 48, 512)
+    assert chosen(large, "dtype", "compile", "vocab_size") == ("bfloat16", True, 50257)
+    assert chosen(options("train.compile=false", device=GPU), "compile") == (False,)
+    named = ("recipe", "top_blocks", "micro_batch", "seed")
+    assert chosen(large, *named) == ("paper", 4, None, 0)
     assert large.config("full").optim.lr == large.config(None).optim.lr == 1e-6
+    assert large.config("full").train.half
+    assert (large.config("full").sketch.top_blocks, large.config(None).data.seq_len) == (4, 512)
 
 
 def test_a_configuration_replaces_the_defaults():
     found = options("train.dtype=float32", device=GPU, config="paper-gpt2-small")
-    assert (found.batch, found.micro_batch, found.dtype, found.compile) == (
-        48,
-        12,
-        "float32",
-        False,
-    )
-    assert (found.seed, found.corpus, found.vocab_size) == (42, None, 50257)
+    how = ("batch", "micro_batch", "dtype", "compile")
+    assert chosen(found, *how) == (48, 12, "float32", False)
+    assert chosen(found, "seed", "corpus", "vocab_size") == (42, None, 50257)
     assert options(config="planted").recipe == "safe"
 
 

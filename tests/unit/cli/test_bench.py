@@ -25,12 +25,9 @@ def test_options_and_settings_arrive(resolved):
     CliRunner().invoke(app, ["bench", "planted", *own, *more, "--peak-tflops", "7"])
     expected = {"config": "planted", "settings": own, "place": "cpu", "modes": ("full", "head")}
     expected |= {"steps": 12, "vocab_size": 99, "profile": True, "peak_tflops": 7.0}
-    assert resolved == expected | {"corpus": None}
+    assert resolved == expected
 
 
-def test_tokens_are_random_unless_a_corpus_is_given(resolved, monkeypatch):
-    monkeypatch.setattr("dograph.cli.console.ensured", lambda name: f"made/{name}")
+def test_no_mode_is_asked_for_by_name(resolved):
     CliRunner().invoke(app, ["bench", "train.device=cpu", "--modes", "none"])
-    assert (resolved["corpus"], resolved["config"], resolved["modes"]) == (None, None, ())
-    CliRunner().invoke(app, ["bench", "train.device=cpu", "data.corpus=bigram"])
-    assert resolved["corpus"] == "made/bigram"
+    assert (resolved["config"], resolved["modes"]) == (None, ())

@@ -81,6 +81,8 @@ def settings(corpus):
         (["regmix", "mixer.caps={alpha: 1}"], r"mixer\.caps is not an option of regmix"),
         (["regmix", "mixer.target=alfa"], 'not a source; did you mean "alpha"'),
         (["doremi", "--from-table", "a", "b"], "doremi cannot plan from a table"),
+        (["olmix"], "olmix plans from a table"),
+        (["olmix", "--from-table", "a", "b", "mixer.top=3"], r"mixer\.top is not an option of olm"),
         (["mixing-law", "--from-table", "a", "b", "mixer.top=3"], r"mixer\.top is not an option"),
         (["mixing-law", "--from-table", "a", "b", "mixer.law=transfer"], "removed.*: exponential"),
         (["regmix", "--from-table", "a", "b", "--proxy", "x=1"], "--proxy: no proxies"),
@@ -160,6 +162,56 @@ def test_a_plan_from_a_table(folder, tables, method):
     assert "Spearman 1.0000" in result.stdout  # the table follows an exponential law
 
 
+NOISE = np.array([2.1, 2.9, 2.3, 2.8, 2.0, 2.7, 2.2, 2.6])
+
+
+@pytest.fixture
+def noise(folder):
+    """Eight runs whose losses have nothing to do with their mixtures."""
+    rows = [f"r{n},{n / 7},{1 - n / 7}" for n in range(8)]
+    (folder / "m.csv").write_text("run,alpha,beta\n" + "\n".join(rows))
+    (folder / "l.csv").write_text("run,C4\n" + "\n".join(f"r{n},{x}" for n, x in enumerate(NOISE)))
+    return ["mixer.surrogate=linear", "--from-table", "m.csv", "l.csv"]
+
+
+def test_a_plan_without_support_is_shown_and_not_written(folder, noise):
+    run = CliRunner().invoke(app, ["regmix", *noise])
+    assert isinstance(run.exception, ConfigError)
+    told = str(run.exception)
+    assert told.startswith(
+        "mixture.yaml is not written, because the runs do not support it:\n- on "
+    )
+    assert re.search(r"Spearman correlation of -?0\.\d\d; at least 0\.62 is needed", told)
+    assert re.search(r"runs nearest to it \(L1\): r\d \(0\.\d\d\), r\d \(", told)
+    assert told.endswith("--force writes it all the same")
+    assert run.stdout.split()[:3] == ["source", "prior", "planned"]
+    assert "Spearman correlation" not in run.stderr  # it is in the error
+    assert not (folder / "mixture.yaml").exists()
+    result = invoke("regmix", *noise, "--force")
+    assert "note: on the 8 runs, each left out of a fit, linear predicts" in result.stderr
+    assert yaml.safe_load((folder / "mixture.yaml").read_text())["findings"]["support"]["problems"]
+
+
+def test_proxies_of_a_plan_without_support_are_kept(corpus, folder, monkeypatch):
+    """Four proxies of two steps tell nothing; their table is written, and nothing trained again."""
+    monkeypatch.setattr(local, "LocalPool", lambda workers: Here())
+    few = ["mixer.num_proxies=4", "mixer.surrogate=linear", "mixer.draws=200", "mixer.max_usage=2"]
+    arguments = ["regmix", *settings(corpus), *few, "--proxy", "train.steps=2"]
+    run = CliRunner().invoke(app, arguments)
+    assert isinstance(run.exception, ConfigError), run.output
+    assert "not written" in str(run.exception)
+    assert str(run.exception).endswith("--force writes it all the same; no proxy is trained again")
+    assert not (folder / "mixture.yaml").exists()
+    table = [folder / "mixture.mixtures.csv", folder / "mixture.losses.csv"]
+    assert "mixture 4,alpha," in table[0].read_text()
+    assert "mixture 4,alpha," in table[1].read_text()
+    result = invoke(*arguments, "--force")
+    assert "4 proxies, all made before: nothing to train" in result.stderr
+    assert (folder / "mixture.yaml").exists()
+    again = ("--from-table", *table, "--out", "again.yaml", "--force")
+    invoke("regmix", "mixer.surrogate=linear", *again)
+
+
 def test_targets_caps_and_a_test_table(folder, tables):
     result = invoke(
         "mixing-law",
@@ -185,6 +237,39 @@ def test_a_run_gives_its_prior_and_its_caps(corpus, folder, tables):
     assert written["findings"]["prior"] == pytest.approx({"alpha": 0.6, "beta": 0.3, "gamma": 0.1})
     assert "epochs" in result.stdout.splitlines()[0]
     assert written["provenance"]["target_tokens"] == 12_800
+
+
+def test_olmix_stays_near_the_prior_and_repeats_no_source_too_often(corpus, folder, tables):
+    (folder / "prior.yaml").write_text("weights: {alpha: 5, beta: 3, gamma: 2}")
+    table = ("--from-table", *tables["fit"])
+    options = ("mixer.prior=prior.yaml", "mixer.target=C4")
+    invoke("olmix", *options, *table)
+    near = yaml.safe_load((folder / "mixture.yaml").read_text())
+    assert 0.2 < near["weights"]["gamma"] < 0.9
+    assert near["provenance"]["settings"]["kl"] == 0.1
+    invoke("olmix", *options, "mixer.kl=1e6", *table, "--force")
+    again = yaml.safe_load((folder / "mixture.yaml").read_text())
+    assert again["weights"] == pytest.approx({"alpha": 0.5, "beta": 0.3, "gamma": 0.2}, abs=1e-5)
+    # 12,800 tokens are drawn and gamma has 1,000: four epochs of it are 0.3125 of the run
+    run = [f"data.corpus={corpus}", "data.seq_len=32", "train.steps=25", "train.batch_size=16"]
+    invoke("olmix", *run, "mixer.kl=0", "mixer.target=C4", *table, "--force")
+    most = yaml.safe_load((folder / "mixture.yaml").read_text())
+    assert most["weights"]["gamma"] == pytest.approx(4 * 1000 / 12_800)
+
+
+def test_olmix_reuses_a_mixture(folder, tables):
+    (folder / "old.yaml").write_text("weights: {alpha: 3, beta: 1}")
+    table = ("--from-table", *tables["fit"])
+    reuse = ("mixer.reuse=old.yaml", "mixer.unchanged=[alpha, beta]")
+    result = invoke("olmix", *reuse, "mixer.target=C4", *table)
+    written = yaml.safe_load((folder / "mixture.yaml").read_text())
+    weights = written["weights"]
+    assert weights["alpha"] == pytest.approx(3 * weights["beta"])
+    assert written["provenance"]["settings"]["unchanged"] == ["alpha", "beta"]
+    assert "unchanged sources are not in the ratios of the earlier mixture" in result.stderr
+    for wrong in (reuse[:1], reuse[1:], (reuse[0], "mixer.unchanged=[]")):
+        with pytest.raises(ConfigError, match=r"mixer\.reuse=.*: give both"):
+            invoke("olmix", *wrong, *table, "--force")
 
 
 def test_epochs_need_a_run(folder, tables):

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import asdict
 
 import networkx
 import numpy as np
@@ -76,7 +77,7 @@ def test_without_weights_there_are_none(sample):
     sketch_BK, label_B, source_B = sample
     graph = build_graph(partition(sketch_BK, label_B, 5), None, label_B, source_B, SOURCES, step=0)
     assert {node.weight for node in graph.nodes} == {None}
-    assert TypeAdapter(DomainGraph).validate_json(json.dumps(graph.to_json())) == graph
+    assert TypeAdapter(DomainGraph).validate_json(json.dumps(asdict(graph))) == graph
 
 
 @pytest.fixture

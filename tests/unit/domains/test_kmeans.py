@@ -1,16 +1,16 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.cluster import KMeans
+from sklearn.cluster import KMeans as SklearnKMeans
 from sklearn.metrics import adjusted_rand_score
 
-from dograph.domains.kmeans import _fill_empty, _Space, kmeans
+from dograph.domains.kmeans import KMeans, _fill_empty, _Space
 from dograph.errors import ConfigError
 
 
 def cluster(point_BK, num_domains, seed=0, **options):
     generator = torch.Generator().manual_seed(seed)
-    return kmeans(point_BK, num_domains, generator=generator, **options)
+    return KMeans(num_domains, **options).cluster(point_BK, generator)
 
 
 def blobs(seed, num_domains=4, size=60, dims=8, noise=0.05):
@@ -48,7 +48,7 @@ def vector_inertia(point_BK, label_B):
 def test_as_good_as_the_best_of_scikit_learn(kind, seed):
     point_BK = gradient_like(seed, kind)
     found = cluster(point_BK, 11, seed)
-    best = KMeans(11, n_init=20, random_state=seed).fit(point_BK.double().numpy()).inertia_
+    best = SklearnKMeans(11, n_init=20, random_state=seed).fit(point_BK.double().numpy()).inertia_
     assert float(found.inertia) <= 1.01 * best
 
 
@@ -63,7 +63,7 @@ def test_the_gram_knows_what_the_vectors_know(dtype, seed):
     vectors = point_BK.double().numpy()
     label_B = found.label_B.numpy()
     centroids = np.stack([vectors[label_B == j].mean(axis=0) for j in range(7)])
-    stays = KMeans(7, init=centroids, n_init=1).fit(vectors)
+    stays = SklearnKMeans(7, init=centroids, n_init=1).fit(vectors)
     np.testing.assert_array_equal(stays.labels_, label_B)
 
 
@@ -226,4 +226,4 @@ def test_ties_go_to_the_lowest_index():
 def test_options_below_one_are_refused(option):
     options = {"num_domains": 2, option: 0}
     with pytest.raises(ConfigError, match=f"{option} must be at least 1, got 0"):
-        kmeans(torch.zeros(3, 2), generator=torch.Generator(), **options)
+        KMeans(**options)

@@ -6,7 +6,7 @@ Shapes: B samples, K sketch, M domains.
 import pytest
 import torch
 
-from dograph.domains.kmeans import kmeans
+from dograph.domains.kmeans import KMeans
 
 
 def groups(seed, *, offset, apart, width):
@@ -32,7 +32,7 @@ def test_groups_and_their_inertia_far_from_the_origin(offset, apart, width, seed
     """Without centring the inertia is off by 1e-4, and in float32 the groups are not found."""
     sketch_BK, label_B = groups(seed, offset=offset, apart=apart, width=width)
     generator = torch.Generator().manual_seed(seed)
-    found = kmeans(sketch_BK, 3, generator=generator, restarts=4)
+    found = KMeans(3, restarts=4).cluster(sketch_BK, generator)
     together_BB = label_B[:, None] == label_B
     assert torch.equal(found.label_B[:, None] == found.label_B, together_BB)
     expected = exact_inertia(sketch_BK, label_B)
@@ -47,6 +47,6 @@ def test_samples_nearer_than_rounding_are_one_domain(seed):
     near_BK = torch.randn(3, 32, generator=draw, dtype=torch.float64)[label_B] / 5
     near_BK += 1e-6 * torch.randn(36, 32, generator=draw, dtype=torch.float64)
     sketch_BK = near_BK + 1e4 * torch.rand(32, generator=draw, dtype=torch.float64)
-    found = kmeans(sketch_BK, 8, generator=draw, restarts=4)
+    found = KMeans(8, restarts=4).cluster(sketch_BK, draw)
     assert torch.equal(found.label_B[:, None] == found.label_B, label_B[:, None] == label_B)
     assert float(found.inertia) == 0

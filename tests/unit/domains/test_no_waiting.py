@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dograph.domains.kmeans import kmeans
+from dograph.domains.kmeans import KMeans
 from dograph.domains.objectives import OBJECTIVES
 from dograph.domains.partition import WeightLimits, agreement, partition, sample_weights
 
@@ -32,7 +32,7 @@ def test_nothing_waits_for_the_device(normalise):
     sketch_BK = torch.randn(20, 30, generator=generator)
     source_B = torch.randint(3, (20,), generator=generator)
     with Watch():
-        found = kmeans(sketch_BK, 5, generator=generator, normalise=normalise)
+        found = KMeans(5, normalise).cluster(sketch_BK, generator)
         domains = partition(sketch_BK, found.label_B, 5)
         agreement(found.label_B, source_B, 5, 3)
         for kind in OBJECTIVES.values():

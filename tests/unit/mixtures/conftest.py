@@ -14,10 +14,11 @@ def shared_fits():
     kept = {}
 
     def sharing(name, fit):
-        def shared(weight_NS, loss_N, *, seed=0):
-            key = (name, weight_NS.shape, weight_NS.tobytes(), loss_N.tobytes(), seed)
+        def shared(weight_NS, loss_N, *, seed=0, **how):
+            runs = weight_NS.shape, weight_NS.tobytes(), loss_N.tobytes()
+            key = (name, *runs, seed, *sorted(how.items()))
             if key not in kept:
-                kept[key] = fit(weight_NS, loss_N, seed=seed)
+                kept[key] = fit(weight_NS, loss_N, seed=seed, **how)
             return kept[key]
 
         return shared

@@ -34,13 +34,12 @@ class Spy:
         return LinearLaw(self.level, slope_S)
 
 
-@pytest.fixture
-def with_surrogates(monkeypatch):
-    def use(**surrogates):
-        monkeypatch.setattr(choosing, "SURROGATES", {n: own.fit for n, own in surrogates.items()})
-        return tuple(surrogates)
+def with_surrogates(**surrogates):
+    return {name: own.fit for name, own in surrogates.items()}
 
-    return use
+
+def some(*names):
+    return {name: SURROGATES[name] for name in names}
 
 
 def runs(number=30, sources=3, seed=0):
@@ -60,10 +59,10 @@ def test_folds():
     assert draw_folds(100, seed=1).shape == (1, 100)
 
 
-def test_every_run_is_left_out_of_the_fits_that_predict_it(with_surrogates):
+def test_every_run_is_left_out_of_the_fits_that_predict_it():
     weight_NS, loss_NV = runs()
     spy = Spy()
-    choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, names=with_surrogates(spy=spy), seed=5)
+    choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates=with_surrogates(spy=spy), seed=5)
     assert len(spy.seen) == 15
     rows = {row.tobytes() for row in weight_NS}
     for fitted_NS, fitted_N in spy.seen:
@@ -77,7 +76,7 @@ def test_every_run_is_left_out_of_the_fits_that_predict_it(with_surrogates):
 def test_scores_are_of_pooled_predictions():
     """By hand: one fit for each fold, Spearman over all runs at once, the mean over repeats."""
     weight_NS, loss_NV = runs(40)
-    result = choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, names=("linear",), seed=3)
+    result = choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates=some("linear"), seed=3)
     rhos, errors = [], []
     for fold_N in draw_folds(40, seed=3):
         guess_N = np.empty(40)
@@ -98,7 +97,7 @@ def test_several_targets_are_added_up_by_their_shares():
     weight_NS, loss_NV = runs(120)
     both_NV = np.hstack([loss_NV, 1 - 3 * loss_NV])
     shares = {"up": 0.6, "down": 0.4}  # the second outweighs the first
-    result = choose_surrogate(weight_NS, both_NV, shares, names=("linear",))
+    result = choose_surrogate(weight_NS, both_NV, shares, surrogates=some("linear"))
     scores = result.validated["linear"]
     assert scores.targets["up"].spearman == pytest.approx(scores.targets["down"].spearman)
     assert scores.objective.spearman == pytest.approx(scores.targets["up"].spearman)
@@ -109,17 +108,19 @@ def test_one_target_that_is_constant_does_not_make_the_objective_so():
     weight_NS, loss_NV = runs(40)
     both_NV = np.hstack([loss_NV, np.full_like(loss_NV, 2.0)])
     shares = {"moves": 0.5, "stands": 0.5}
-    found = choose_surrogate(weight_NS, both_NV, shares, names=("linear",)).validated["linear"]
+    found = choose_surrogate(weight_NS, both_NV, shares, surrogates=some("linear")).validated[
+        "linear"
+    ]
     assert found.targets["stands"].note == "constant"
     assert found.objective.note is None
     assert found.objective.spearman == pytest.approx(found.targets["moves"].spearman)
     assert found.objective.spearman > 0.5
 
 
-def test_the_highest_rank_correlation_wins(with_surrogates):
+def test_the_highest_rank_correlation_wins():
     weight_NS, loss_NV = runs()
     names = with_surrogates(a=Spy(-1), b=Spy(1, level=9.0), c=SimpleNamespace(fit=fit_linear))
-    result = choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, names=names)
+    result = choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates=names)
     assert result.name in ("b", "c")
     assert result.validated["a"].objective.spearman < 0
     ordered = sorted(names, key=lambda n: -result.validated[n].objective.spearman)
@@ -128,19 +129,19 @@ def test_the_highest_rank_correlation_wins(with_surrogates):
     assert result.why.endswith(", ".join(said))
 
 
-def test_equal_ranks_go_by_error_and_then_by_name(with_surrogates):
+def test_equal_ranks_go_by_error_and_then_by_name():
     weight_NS, loss_NV = runs()
     names = with_surrogates(z=Spy(level=0.1), far=Spy(level=9.0), a=Spy(level=-9.0))
-    assert choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, names=names).name == "z"
+    assert choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates=names).name == "z"
     names = with_surrogates(z=Spy(), b=Spy(), c=Spy())
-    assert choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, names=names).name == "b"
+    assert choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates=names).name == "b"
 
 
 @pytest.mark.parametrize("number", [8, 32])
 def test_lightgbm_is_constant_on_few_runs_and_counts_as_zero(number):
     """Its folds have different means, which must not pass for an order."""
     weight_NS, loss_NV = runs(number)
-    result = choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, names=("lightgbm", "linear"))
+    result = choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates=some("lightgbm", "linear"))
     scores = result.validated["lightgbm"].objective
     assert (scores.spearman, scores.pearson, scores.note) == (0.0, None, "constant")
     assert scores.mean_error > 0
@@ -157,30 +158,32 @@ def test_the_law_is_chosen_where_it_holds():
     assert result.validated["exponential"].objective.spearman > 0.98
 
 
-def test_a_surrogate_that_cannot_be_fitted_is_named_and_left_out(with_surrogates):
+def test_a_surrogate_that_cannot_be_fitted_is_named_and_left_out():
     class Absent(Spy):
         def fit(self, weight_NS, loss_N, *, seed=0):
             raise MissingExtraError("lightgbm is not installed. pip install 'dograph[plan]'")
 
     weight_NS, loss_NV = runs()
     names = with_surrogates(absent=Absent(), there=Spy())
-    result = choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, names=names)
+    result = choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates=names)
     assert result.name == "there"
     assert any("absent was left out" in note and "dograph[plan]" in note for note in result.notes)
     assert "could be fitted" in result.why
     with pytest.raises(MissingExtraError):
-        choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, names=("absent",))
+        choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates={"absent": Absent().fit})
     names = with_surrogates(absent=Absent(), too=Absent())
     with pytest.raises(ConfigError, match=r"no surrogate can be fitted.*dograph\[plan\]"):
-        choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, names=names)
+        choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates=names)
 
 
 def test_the_exponential_law_refuses_losses_below_zero():
     weight_NS, loss_NV = runs()
-    result = choose_surrogate(weight_NS, loss_NV - 5, {"t": 1.0}, names=("exponential", "ridge"))
+    result = choose_surrogate(
+        weight_NS, loss_NV - 5, {"t": 1.0}, surrogates=some("exponential", "ridge")
+    )
     assert result.name == "ridge"
     with pytest.raises(ConfigError):
-        choose_surrogate(weight_NS, loss_NV - 5, {"t": 1.0}, names=("exponential",))
+        choose_surrogate(weight_NS, loss_NV - 5, {"t": 1.0}, surrogates=some("exponential"))
 
 
 def test_progress_counts_every_fit(monkeypatch, capsys):
@@ -189,7 +192,7 @@ def test_progress_counts_every_fit(monkeypatch, capsys):
         choosing, "counted", lambda count, total: Progress(count, total, line_seconds=0)
     )
     weight_NS, loss_NV = runs()
-    choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, names=("ridge", "linear"))
+    choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates=some("ridge", "linear"))
     shown = [line.split("; ")[:2] for line in capsys.readouterr().err.splitlines()]
     assert shown == [
         [f"{done}/30 fits", "ridge" if done <= 15 else "linear"] for done in range(1, 31)
@@ -228,12 +231,12 @@ class Beyond:
         return np.where(weight_NS[:, 0] > self.limit, np.inf, weight_NS[:, 0])
 
 
-def test_an_infinite_error_loses_to_any_other(with_surrogates):
+def test_an_infinite_error_loses_to_any_other():
     weight_NS, _ = runs()
     highest = float(weight_NS[:, 0].max())
     # the highest is still the last in rank: both rank alike
     names = with_surrogates(a=Beyond(highest - 1e-9), b=Beyond(1.0))
-    result = choose_surrogate(weight_NS, 5 + weight_NS[:, :1], {"t": 1.0}, names=names)
+    result = choose_surrogate(weight_NS, 5 + weight_NS[:, :1], {"t": 1.0}, surrogates=names)
     assert result.name == "b"
     scores = result.validated["a"].objective
     assert (scores.spearman, scores.mean_error) == (pytest.approx(1.0), None)

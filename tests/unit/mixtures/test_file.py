@@ -158,3 +158,18 @@ def test_tokenizers_without_content_are_compared_by_name_and_size(name, vocab_si
     found = mismatches(provenance, facts)
     assert (says in found[0]) if says else not found
     assert len(found) == bool(says)
+
+
+def test_regmixs_own_configuration_is_read(tmp_path):
+    """As its scripts write it: a prior, or a mixture of a run."""
+    file = tmp_path / "n1.yaml"
+    file.write_text(
+        "train:\n  train_the_pile_arxiv: 0.3\n  train_the_pile_pile_cc: 0.9\n"
+        "valid:\n  valid_the_pile_arxiv: 1.0\nseed: 42\ntemperature: 0.5\nmodel_name: tiny\n"
+    )
+    assert read_mixture_file(file).weights == pytest.approx({"arxiv": 0.25, "pile_cc": 0.75})
+    file.write_text("train:\n  train_the_pile_unzip_arxiv: 1\n  train_code: 1\n")
+    assert set(read_mixture_file(file).weights) == {"arxiv", "code"}
+    file.write_text("train: [arxiv]\n")
+    with pytest.raises(ConfigError, match="has no `weights`"):
+        read_mixture_file(file)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from scipy.optimize import lsq_linear
 
-from dograph.mixtures import mixing_laws
 from dograph.mixtures.mixing_laws import ExponentialFit, fit_exponential, huber, lowest_huber
 from dograph.mixtures.tables import read_table
 from dograph.rng import stream
@@ -17,9 +16,8 @@ PROXIES = Path(__file__).parents[3] / "benchmarks" / "results" / "plans"
 
 
 @pytest.fixture
-def linear(monkeypatch):
+def linear():
     def fit(matrix_NP, right_N, start_BP, low_P, delta=1e6, num_runs=99):
-        monkeypatch.setattr(mixing_laws, "DELTA", delta)
         problem = SimpleNamespace(
             residual=lambda point_BP: point_BP @ matrix_NP.T - right_N,
             jacobian=lambda point_BP: np.broadcast_to(
@@ -27,6 +25,7 @@ def linear(monkeypatch):
             ),
             low_P=low_P,
             loss_N=np.zeros(num_runs),
+            delta=delta,
         )
         return lowest_huber(problem, start_BP)
 

@@ -8,6 +8,7 @@ from scipy import stats
 from scipy.optimize import minimize
 
 from dograph.errors import ConfigError
+from dograph.mixtures.file import read_mixture_file
 from dograph.mixtures.from_table import propose_from_table
 from dograph.mixtures.surrogates import SURROGATES, fit_ridge
 from dograph.mixtures.tables import MixtureTable, read_table
@@ -159,19 +160,6 @@ def test_a_source_the_prior_lacks_gets_nothing(planted):
         assert proposal.findings["caps"] == {"a": 0.0}
 
 
-def test_a_proposal_beyond_the_runs_is_said():
-    table, _ = exponential_table(60, SOURCES, ["a"])
-    within = MixtureTable(
-        table.sources,
-        table.targets,
-        table.runs,
-        0.5 * table.weight_NS + 0.125,
-        table.loss_NV,
-    )
-    findings = propose_from_table("mixing-law", within, target="a").findings
-    assert any("more of a source than any run: a 1 " in note for note in findings["notes"])
-
-
 def test_few_runs_are_said():
     table, _ = exponential_table(4, SOURCES, ["a"])
     findings = propose_from_table("regmix", table, target="a", **FAST).findings
@@ -186,11 +174,15 @@ def test_few_runs_are_said():
         ({"surrogate": "ridg"}, 'did you mean "ridge"'),
         ({"surrogate": "transfer"}, "transfer was removed.*give exponential"),
         ({"method": "mixing-law", "surrogate": "transfer"}, "transfer was removed"),
-        ({"method": "mixing-law", "surrogate": "ridge"}, "law is exponential.*use regmix"),
+        (
+            {"method": "mixing-law", "surrogate": "ridge"},
+            "mixing-law has an exponential law.*use regmix",
+        ),
         ({"target": "e"}, "no target"),
         ({"prior": {"a": 1.0}}, "the prior lacks b, c, d"),
         ({"prior": {"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}}, 'no source "e"'),
         ({"caps": {"x": 0.1}}, 'no source "x"'),
+        ({"caps": {"train_a": -1}}, 'no source "train_a"'),
         ({"caps": dict.fromkeys(SOURCES, 0.2)}, "allow 0.8"),
     ],
 )
@@ -276,6 +268,17 @@ def test_a_pair_like_regmixs_from_files_to_a_mixture(tmp_path):
     assert list(proposal.mixture.weights) == table.sources
     assert proposal.mixture.weights["arxiv"] <= 0.1
     assert proposal.findings["targets"] == {"pile_cc": 1.0}
+
+
+def test_a_prior_in_regmixs_own_yaml_fits_regmixs_own_table(tmp_path):
+    regmix_files(tmp_path, runs=40)
+    table = read_table(tmp_path / "mixtures.csv", tmp_path / "losses.csv")
+    lines = [f"  train_the_pile_{name}: {1 + n}" for n, name in enumerate(table.sources)]
+    (tmp_path / "prior.yaml").write_text("\n".join(["train:", *lines, "valid: {}"]))
+    prior = read_mixture_file(tmp_path / "prior.yaml").weights
+    how = {"target": "pile_cc", "surrogate": "ridge", **FAST}
+    findings = propose_from_table("regmix", table, prior=prior, **how).findings
+    assert findings["prior"]["uspto_backgrounds"] == pytest.approx(17 / 153)
 
 
 def test_lightgbm_from_a_larger_table_ranks_others():

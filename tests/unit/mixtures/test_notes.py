@@ -9,16 +9,6 @@ from dograph.mixtures.tables import MixtureTable
 pytestmark = pytest.mark.usefixtures("shared_fits")
 
 
-def test_a_fit_that_ranks_by_chance_is_noted():
-    """Five runs whose losses have nothing to do with their mixtures."""
-    weight_NS = np.array([[0.2, 0.8], [0.4, 0.6], [0.5, 0.5], [0.6, 0.4], [0.8, 0.2]])
-    loss_NV = np.array([[3.0, 2.0], [2.9, 1.9], [3.3, 2.3], [2.9, 1.9], [3.0, 2.0]])
-    runs = [f"r{n}" for n in range(5)]
-    table = MixtureTable(["a", "b"], ["a", "b"], runs, weight_NS, loss_NV)
-    found = propose_from_table("regmix", table, target="mean", surrogate="linear", draws=200)
-    assert any("no better than chance" in note for note in found.findings["notes"])
-
-
 @pytest.mark.slow
 def test_a_note_of_several_laws_is_said_once_with_their_targets():
     """Two runs fewer than parameters for both targets, and one of them does not depend on them."""

@@ -162,19 +162,19 @@ def test_lower_bounds_and_caps_at_once():
 
 
 def test_cap_vectors():
-    names, aliases = ["web", "code"], {"train_the_pile_code": "code"}
-    cap_S = cap_vector({"train_the_pile_code": 0.3}, np.array([0.5, 0.5]), names, aliases)
-    np.testing.assert_array_equal(cap_S, [1, 0.3])
-    np.testing.assert_array_equal(cap_vector(None, np.array([0.0, 1]), names, {}), [0, 1])
-    np.testing.assert_array_equal(cap_vector({"web": 7}, np.array([0.5, 0.5]), names, {}), [1, 1])
+    names, half_S = ["web", "code"], np.array([0.5, 0.5])
+    np.testing.assert_array_equal(cap_vector({"code": 0.3}, half_S, names), [1, 0.3])
+    np.testing.assert_array_equal(cap_vector({}, np.array([0.0, 1]), names), [0, 1])
+    np.testing.assert_array_equal(cap_vector({"web": 7}, half_S, names), [1, 1])
+    usage_S = cap_vector({"web": 0.6}, np.array([0.2, 0.8]), names, 2.0)
+    np.testing.assert_allclose(usage_S, [0.4, 1])
     for caps, message in (
-        ({"webb": 0.1}, 'did you mean "web"'),
         ({"web": -1}, ">= 0"),
         ({"web": float("nan")}, ">= 0"),
         ({"web": 0.3, "code": 0.3}, "allow 0.6"),
     ):
         with pytest.raises(ConfigError, match=message):
-            cap_vector(caps, np.array([0.5, 0.5]), names, {})
+            cap_vector(caps, half_S, names)
 
 
 def test_a_simulation_passes_over_infinite_losses():

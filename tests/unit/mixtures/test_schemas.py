@@ -175,6 +175,6 @@ def test_names_that_do_not_exist():
         exported("nanotrom")
     with pytest.raises(ConfigError, match='"c4", which the mixture does not have'):
         export_mixture("hf", MIXTURE, {"c4": "/x"})
-    for name in ("litdata", "nanotron", "olmo-core", "megatron"):
+    for name in ("nanotron", "olmo-core", "megatron"):
         with pytest.raises(ConfigError, match="hub; give the path"):
             exported(name, places={"C4": "hf:allenai/c4"})

@@ -43,26 +43,37 @@ def test_rows_beyond_rounding_are_refused(tmp_path, row, total):
     assert "divided by 100" in str(caught.value)
 
 
-def test_runs_of_one_file_only_are_named(tmp_path):
-    table = read(
-        tmp_path,
-        "run,x,y\na,0.5,0.5\nb,0.4,0.6\nonly_mixed,1,0\n",
-        "run,x\nonly_measured,9\nb,2\na,1\n",
-    )
+def test_runs_without_a_loss_are_named_and_losses_without_a_mixture_refused(tmp_path):
+    mixtures = "run,x,y\na,0.5,0.5\nb,0.4,0.6\nfailed,1,0\n"
+    table = read(tmp_path, mixtures, "run,x\nb,2\na,1\n")
     assert table.runs == ["a", "b"]
     np.testing.assert_array_equal(table.loss_NV[:, 0], [1, 2])
-    noted(table, "m.csv only", "only_mixed")
-    noted(table, "l.csv only", "only_measured")
-    with pytest.raises(CorpusError, match="no run is in both files") as caught:
+    noted(table, "1 of the 3 runs", "m.csv", "failed")
+    with pytest.raises(CorpusError, match=r"2 of the 3 runs of .*l\.csv are not in .*: c, d; "):
+        read(tmp_path, mixtures, "run,x\nc,9\nd,2\na,1\n")
+    with pytest.raises(CorpusError, match=r"1 of the 1 runs of .*: a\.0; it has a:"):
         read(tmp_path, "run,x\na,1\n", "run,x\na.0,1\n")
-    assert "has a," in str(caught.value)
 
 
-def test_an_index_from_zero_against_one_from_one_is_refused(tmp_path):
-    mixtures = "index,x,y\n0,0.5,0.5\n1,0.4,0.6\n2,1,0\n"
-    with pytest.raises(CorpusError, match=r"from 0, .* from 1"):
-        read(tmp_path, mixtures, "index,x\n1,1\n2,2\n3,3\n")
-    assert read(tmp_path, mixtures, "index,x\n1,1\n2,2\n").runs == ["1", "2"]
+def numbered(first, last, head, cells):
+    return f"index,{head}\n" + "".join(f"{n},{cells}\n" for n in range(first, last + 1))
+
+
+@pytest.mark.parametrize(
+    ("mixed", "measured"), [((1, 512), (0, 63)), ((0, 63), (1, 512)), ((0, 2), (1, 3))]
+)
+def test_numbers_from_zero_and_from_one_are_refused(tmp_path, mixed, measured):
+    """However many of them the two files have in common."""
+    mixtures, losses = numbered(*mixed, "x,y", "0.5,0.5"), numbered(*measured, "x", "2.5")
+    with pytest.raises(CorpusError, match=rf"from {mixed[0]}, .* from {measured[0]}: joined by"):
+        read(tmp_path, mixtures, losses)
+
+
+def test_numbers_that_two_files_share_are_joined(tmp_path):
+    losses = numbered(0, 2, "x", "").replace("1,", "1,7")
+    assert read(tmp_path, numbered(0, 2, "x,y", "0.5,0.5"), losses).loss_NV[1, 0] == 7
+    gaps = "index,x\n1,1\n3,3\n"  # does not count from anything
+    assert read(tmp_path, numbered(0, 3, "x,y", "0.5,0.5"), gaps).runs == ["1", "3"]
 
 
 def test_missing_losses_are_named_by_run_and_target(tmp_path):
@@ -146,6 +157,8 @@ def test_targets_by_name(pile):
     ("target", "message"),
     [
         ("pile-cc", 'did you mean "pile_cc"'),
+        ("Pile-CC", 'did you mean "pile_cc"'),
+        ("GitHub", 'did you mean "github"'),
         ("8", "allowed: arxiv, github, pile_cc"),
         ("8", '"mean"'),
         ({"github": -1.0}, "must be >= 0"),

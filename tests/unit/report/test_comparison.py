@@ -7,6 +7,7 @@ import pytest
 
 from dograph.compare.findings import Findings
 from dograph.report.collect import Comparison, collect, open_subjects, verdict_of
+from dograph.report.figures import draw_comparison
 from dograph.report.render import render
 from page_runs import write_eval, write_run
 
@@ -40,6 +41,20 @@ def test_figures_are_those_of_the_file(findings):
             assert difference.claim == told["claim"]
     assert found.findings.notes == findings["notes"]
     assert found.methods[0].difference("mean") is None
+
+
+def test_a_figure_has_every_difference_and_its_interval(findings):
+    ((name, figure),) = draw_comparison(compared(findings), "comparison-")
+    assert name == "comparison-differences"
+    (axis,) = figure.axes
+    other = [method for method in findings["methods"] if method["label"] != "natural"]
+    told = [label.get_text() for label in axis.get_yticklabels()]
+    assert told == [method["label"] for method in other]
+    points = [line.get_xdata()[0] for line in axis.lines if len(line.get_xdata()) == 1]
+    assert points == [method["differences"]["mean"]["mean"] for method in other]
+    whiskers = [list(line.get_xdata()) for line in axis.lines if line.get_linestyle() == "-"]
+    ends = [method["differences"]["mean"]["interval"] for method in other]
+    assert whiskers[: len(other)] == [[own["low"], own["high"]] for own in ends]
 
 
 def test_the_verdict_claims_what_the_comparison_claims(findings):

@@ -16,11 +16,9 @@ from dograph.report.figures import (
     COLOURS,
     MARKS,
     STYLE,
-    colour,
     draw_curves,
     draw_run,
     face,
-    hatch,
     line_figure,
     mark,
 )
@@ -69,12 +67,11 @@ def seen(shade, eye):
 
 
 @pytest.mark.parametrize("eye", EYES)
-@pytest.mark.parametrize(("shade", "sign"), [(face, mark), (colour, hatch)])
-def test_series_of_one_mark_or_hatch_differ_in_colour(eye, shade, sign):
+def test_series_of_one_mark_differ_in_colour(eye):
     """A difference of 10 in CIELAB is seen at a glance; a just visible one is about 2."""
     for i, j in itertools.combinations(range(16), 2):
-        if sign(i) == sign(j):
-            apart = np.linalg.norm(seen(shade(i), eye) - seen(shade(j), eye))
+        if mark(i) == mark(j):
+            apart = np.linalg.norm(seen(face(i), eye) - seen(face(j), eye))
             assert apart > 10, (i, j)
 
 
@@ -114,7 +111,6 @@ def figures(drawn):
     ("name", "legends", "least"),
     [
         ("pca", [NINE, [f"domain {j}" for j in range(ELEVEN)]], 0.9),
-        ("composition", [NINE], 2.2),
         ("sources", [NINE], 1.5),
         ("weights", [[f"domain {j}" for j in range(ELEVEN)]], 1.5),
     ],
@@ -133,16 +129,9 @@ def test_legends_take_nothing_from_the_axes(many, name, legends, least):
 
 
 def test_a_ninth_source_is_not_drawn_as_the_first(many):
-    for name in ("composition", "sources"):
-        handles = many[name].axes[0].get_legend_handles_labels()[0]
-        assert len(handles) == len(NINE)
-        looks = {
-            (bars[0].get_facecolor(), bars[0].get_hatch())
-            if name == "composition"
-            else (bars.get_color(), bars.get_marker())
-            for bars in handles
-        }
-        assert len(looks) == len(NINE)
+    lines = many["sources"].axes[0].get_legend_handles_labels()[0]
+    looks = {(line.get_color(), line.get_marker()) for line in lines}
+    assert len(looks) == len(lines) == len(NINE)
 
 
 def test_points_of_a_ninth_source_have_a_mark_of_their_own(many):

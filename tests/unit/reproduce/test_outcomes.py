@@ -247,8 +247,9 @@ def test_what_differs_is_told_from_the_settings(by_hand):
     cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9})
     lines = setup_differences(by_hand.study("validation-loss", by_hand.findings(cells)))
     text = "\n".join(lines)
-    assert "gpt2-mini (12 layers, 768 wide); paper: gpt2-medium (36 layers, 768 wide)" in text
-    assert "700 steps of 48 x 512 = 17.2M tokens; paper: 20,000 steps of 48 x 512 = 491.5M" in text
+    assert "model.preset gpt2-mini (paper's preset: gpt2-medium)" in text
+    assert "train.steps 700 (paper's preset: 20000)" in text
+    assert f"a run: {700 * 48 * 512:,} tokens; paper: {20_000 * 48 * 512:,}" in text
     assert "optim.betas [0.9, 0.95] (paper's preset: [0.9, 0.999])" in text
     assert "seeds: 5 (10, 11, 12, 13, 14); the paper does not say" in text
     assert "proxies are gpt2-proxy of 175 steps" in text

@@ -56,7 +56,7 @@ def test_the_table_of_losses(losses):
         'paper "PPL"',
         "3.09  22.0        -1.04",
         "differences to the paper's set-up:",
-        "tiny (2 layers, 64 wide); paper: gpt2-medium",
+        "model.preset tiny (paper's preset: gpt2-medium)",
         "claims of the paper (tab:pretrain_results; its inconsistencies: docs/reproduce.md):",
         "no verdict, 2 of 5 seeds",
     ):
@@ -188,7 +188,7 @@ def test_model_sizes_are_comparisons_of_their_own(place):
     assert trained == ["uniform-s10", "dograph-paper-s10"] * 2
     assert (place / "sizes" / "demo" / "compare.json").is_file()
     assert set(stored["artefacts"]["model-scale"]["config"]) == {"tiny", "demo"}
-    assert "models: tiny (2 layers, 64 wide), demo (4 layers, 128 wide)" in page
+    assert "models: tiny, demo; paper: GPT-2 sizes" in page
 
 
 def test_plans_are_made_and_counted(place):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dograph.errors import ConfigError
-from dograph.sketch.gains import LayerRule
+from dograph.sketch.cover import LayerRule
 from dograph.sketch.sketcher import Sketcher
 from model_oddities import OffsetNorm
 from model_zoo import WIDTH, Decoder, made

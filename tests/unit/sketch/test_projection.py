@@ -184,8 +184,8 @@ def test_refresh(refresh, epochs):
 
 def test_columns():
     assert Projection().dim == 5120
-    assert Projection().columns == (80, 64)
-    assert Projection(dim=1024).columns == (32, 32)
+    assert Projection().sides() == (80, 64)
+    assert Projection(dim=1024).sides() == (32, 32)
 
 
 def test_tied_weights_have_one_projection(tiny, token_BT):
@@ -222,7 +222,7 @@ def test_the_advised_dimension_is_accepted():
     with pytest.raises(ConfigError) as refused:
         Projection(dim=5119)
     advised = int(str(refused.value).split("take ")[1].split(",")[0])
-    rows, columns = Projection(dim=advised).columns
+    rows, columns = Projection(dim=advised).sides()
     assert rows <= 2 * columns
     assert 5119 < advised < 2 * 5119
 

@@ -40,7 +40,7 @@ def excess(matrix_RC):
 def sketches(kind, names, draws=DRAWS):
     """(N, K) sketches of unit matrices, each under its own name."""
     projection = Projection(dim=ROWS * COLUMNS, kind=kind, refresh="step")
-    assert projection.columns == (ROWS, COLUMNS)
+    assert projection.sides() == (ROWS, COLUMNS)
     found = {}
     for name in names:
         bank = Bank(projection, torch.float64, torch.device("cpu"))

@@ -8,7 +8,7 @@ Shapes: B samples, T tokens, K sketch, P pairs of samples.
 import pytest
 import torch
 
-from dograph.domains.kmeans import kmeans
+from dograph.domains.kmeans import KMeans
 from dograph.domains.objectives import Uncertainty
 from dograph.domains.partition import partition, sample_weights
 from dograph.sketch.sketcher import Sketcher
@@ -117,7 +117,7 @@ def test_domains_of_sketches_are_as_good_as_those_of_gradients(tiny, sketches, s
     (true_BK,) = sketches[state, "none", 0]
 
     def labels(point_BK):
-        return kmeans(point_BK, SOURCES, generator=tiny.generator("restarts")).label_B
+        return KMeans(SOURCES).cluster(point_BK, tiny.generator("restarts")).label_B
 
     best = objective(true_BK, labels(true_BK))
     excess = [
@@ -142,7 +142,7 @@ GOLDEN_WEIGHTS = {
 @pytest.mark.parametrize(("state", "dim"), GOLDEN_WEIGHTS)
 def test_weights_of_sketches_are_near_those_of_gradients(tiny, sketches, state, dim):
     (true_BK,) = sketches[state, "none", 0]
-    label_B = kmeans(true_BK, SOURCES, generator=tiny.generator("restarts")).label_B
+    label_B = KMeans(SOURCES).cluster(true_BK, tiny.generator("restarts")).label_B
 
     def weights(point_BK):
         domains = partition(point_BK, label_B, SOURCES)

@@ -116,29 +116,8 @@ def test_one_group_has_no_other():
     assert alone == {}
 
 
-# ---- errors
-
-
-def test_small_groups_are_named():
-    feature_NK, group_N = normal(5, 3), torch.tensor([0, 0, 1, 3, 3])
-    with pytest.raises(ConfigError, match=r"at least 2 .*\{1: 1, 2: 0\}"):
-        pairwise_mmd(feature_NK, group_N, 4, seed=0)
-
-
-@pytest.mark.parametrize("group_N", [[0, 1, 2], [0, -1, 1], [0.0, 1.0, 1.0]])
-def test_groups_out_of_range_are_refused(group_N):
-    with pytest.raises(ConfigError, match="whole numbers from 0 to 1"):
-        pairwise_mmd(normal(3, 2), torch.tensor(group_N), 2, seed=0)
-
-
-def test_bad_inputs_are_refused():
+def test_gradients_that_are_not_finite_are_refused():
     x, group_N = normal(4, 3), torch.tensor([0, 0, 1, 1])
-    with pytest.raises(ConfigError, match="one group per sample"):
-        pairwise_mmd(x, group_N[:3], 2, seed=0)
-    with pytest.raises(ConfigError, match="one group per sample"):
-        pairwise_mmd(x[:, 0], group_N, 2, seed=0)
-    with pytest.raises(ConfigError, match="num_permutations must be at least 1, got 0"):
-        pairwise_mmd(x, group_N, 2, seed=0, num_permutations=0)
     x[1, 2] = float("nan")
     with pytest.raises(ConfigError, match="not finite"):
         pairwise_mmd(x, group_N, 2, seed=0)

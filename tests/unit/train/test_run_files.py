@@ -124,6 +124,15 @@ def test_lost_and_damaged_rows_are_named(tmp_path):
     assert run.metrics_file.read_text() == "".join(damaged[:18])
 
 
+def test_later_steps_are_cut_wherever_they_are(tmp_path):
+    """In a file whose lines were doubled or changed places."""
+    run = RunDirectory(tmp_path)
+    rows = [f'{{"step": {step}}}\n' for step in range(1, 9)]
+    run.metrics_file.write_text("".join([rows[6], *rows[:3], rows[7], *rows[2:8]]))
+    assert run.cut(5)[0] == 8
+    assert run.metrics_file.read_text() == "".join([*rows[:3], *rows[2:5]])
+
+
 def test_rows_of_another_form_are_cut_alike(tmp_path):
     run = RunDirectory(tmp_path)
     run.graph_file.write_text('{"nodes": [], "step": 4}\n{"nodes": [], "step": 6}\n')

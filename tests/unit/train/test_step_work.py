@@ -6,7 +6,7 @@ what has a row for every token), and 3 samples of 16 tokens: 48 rows.
 
 import pytest
 
-from dograph.config import SketchConfig
+from dograph.config import RunConfig
 from dograph.models.build import build_model
 from dograph.train import forecast
 
@@ -25,8 +25,12 @@ def case(request):
 
 
 def extra_work(model, mode, *, half=True, projection="rademacher", two_sweeps=False):
-    sketch = SketchConfig(mode=mode, dim=80, top_blocks=1, projection=projection)
-    return forecast.extra_work(model, sketch, SAMPLES, 16, half=half, two_sweeps=two_sweeps)
+    sketch = {"mode": mode, "dim": 80, "top_blocks": 1, "projection": projection}
+    train = {"batch_size": SAMPLES, "dtype": "bfloat16" if half else "float32"}
+    train |= {"micro_batch_size": 2} if two_sweeps else {}
+    return forecast.extra_work(
+        model, RunConfig(sketch=sketch, train=train, data={"seq_len": ROWS // SAMPLES})
+    )
 
 
 def total(work, what):

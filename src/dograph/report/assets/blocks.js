@@ -26,7 +26,6 @@ const KINDS = {
   PageTable: table,
   LineChart: lineChart,
   DotChart: dotChart,
-  BarChart: barChart,
   LossCharts: lossCharts,
 };
 

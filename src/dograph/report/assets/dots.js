@@ -1,6 +1,6 @@
-// Values with intervals, one row each; and stacked bars.
+// Values with intervals, one row each.
 
-const [ROW, BAR] = [40, 46]; // pixels of a value, and of a bar with its name above
+const ROW = 40; // pixels
 
 function dotChart(chart) {
   const height = chart.rows.length * ROW + 44;
@@ -56,37 +56,4 @@ function drawDots(box, chart, write) {
 function shorten(text, width) {
   const most = Math.floor((width - 16) / 7.2);
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
-}
-
-function barChart(chart) {
-  const height = chart.bars.length * BAR + 40;
-  const write = (value) => `${number(value, 2)} ${chart.unit}`;
-  const line = ([name, parts]) => {
-    const size = new Map(parts);
-    return [name, ...chart.labels.map((_, k) => (size.has(k) ? write(size.get(k)) : ""))];
-  };
-  const draw = (width) => drawBars({ width, height }, chart, write);
-  const table = numbers(chart.title, ["", ...chart.labels], () => chart.bars.map(line));
-  return figure(chart, height, draw, legend(chart.labels), table).node;
-}
-
-function drawBars(box, chart, write) {
-  const totals = chart.bars.map(([, parts]) => parts.reduce((sum, [, value]) => sum + value, 0));
-  const most = Math.max(...totals, 1e-12);
-  const picture = canvas(box, `${chart.title}: ${chart.bars.length} bars; a table follows`);
-  const x = scale(0, most, 2, box.width - 4);
-  chart.bars.forEach(([name, parts], k) => {
-    const top = k * BAR;
-    const label = shorten(`${name}   ${write(totals[k])}`, box.width);
-    picture.append(svg("text", { x: 2, y: top + 14 }, label));
-    let from = 0;
-    for (const [index, value] of parts) {
-      const size = { x: x(from), y: top + 20, width: Math.max(x(from + value) - x(from), 0) };
-      const title = svg("title", {}, `${chart.labels[index]}: ${write(value)}`);
-      picture.append(svg("rect", { class: `fill ${colour(index)}`, ...size, height: 18 }, title));
-      from += value;
-    }
-  });
-  picture.append(bottomAxis(widthTicks(0, most, box.width), x, box, chart.unit));
-  return picture;
 }
