@@ -10,7 +10,7 @@ import json
 import os
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -261,7 +261,7 @@ def is_kept(content: bytes, keep: float, seed: int) -> bool:
 
 def encode_in_order(
     chunks: Iterator[Chunk], encoder: ChunkEncoder, num_threads: int
-) -> Iterator[Encoded]:
+) -> Generator[Encoded, None, None]:
     """Encode chunks on threads, in order, with a bounded number of them in memory.
 
     The tokenizers library leaves Python to other threads while it encodes. An error of the reader

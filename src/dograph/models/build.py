@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.models.loss import PerSampleLoss
@@ -131,16 +130,9 @@ def _from_config(config: Any, seed: int, **options: str) -> Any:
 def _padded(model: Any) -> PerSampleLoss:
     """Resize the embeddings, tied or not, to the padded vocabulary; new rows are zero."""
     vocab_size = model.config.vocab_size
-    rows = -(-vocab_size // PAD_TO) * PAD_TO
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    tied = head.weight is embedding.weight
-    for layer in (embedding, head):
-        for name in ("weight", "bias"):
-            if (parameter := getattr(layer, name, None)) is not None:
-                kept = parameter.detach()[:rows]
-                added = kept.new_zeros(rows - len(kept), *kept.shape[1:])
-                setattr(layer, name, nn.Parameter(torch.cat([kept, added])))
-    if tied:
-        head.weight = embedding.weight
-    embedding.num_embeddings = head.out_features = model.config.vocab_size = rows
+    with torch.random.fork_rng(devices=[]), torch.no_grad():  # new rows are drawn at first
+        model.resize_token_embeddings(vocab_size, PAD_TO, mean_resizing=False)
+        for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+            for parameter in layer.parameters(recurse=False):
+                parameter[vocab_size:] = 0
     return PerSampleLoss(model, vocab_size)
