@@ -52,6 +52,11 @@ def test_every_preset_and_mixer_is_documented():
     text = (ROOT / "docs" / "configuration.md").read_text()
     for name in [*PRESETS, *RUN_PRESETS, *MIXERS]:
         assert f"`{name}`" in text
+    lines = (ROOT / "docs" / "methods" / "index.md").read_text().splitlines()
+    rows = [line.split("|")[1:-1] for line in lines if line.startswith("|")]
+    assert {len(row) for row in rows} == {6}
+    for name in MIXERS:
+        assert sum(f"`{name}`" in row[0] for row in rows) == 1, name
 
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -79,6 +84,7 @@ def test_links_in_the_readme_lead_somewhere():
         "README.md",
         "CONTRIBUTING.md",
         *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")),
+        *(f"docs/methods/{p.name}" for p in (ROOT / "docs" / "methods").glob("*.md")),
     ):
         for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / name).read_text()):
             assert ((ROOT / name).parent / target).exists(), f"{name} links to {target}"

@@ -17,7 +17,7 @@ def compare(
     settings: list[str] | None = argument(None, "the run, as in `dograph train`", console.CONFIG),
     mixers: str = option(
         "all",
-        "all, or names with options, separated by commas without spaces: dograph, "
+        "all that can run, or names with options, separated by commas without spaces: dograph, "
         "paper=dograph\\[recipe=paper], my:Mixer\\[a=1]; or a YAML file",
     ),
     seeds: str = option("5", console.SEEDS),
@@ -34,7 +34,7 @@ def compare(
     """Train several mixers with several seeds, and test their differences in loss.
 
     \b
-    dograph compare                                all seven on the demo, 5 seeds
+    dograph compare                                all methods on the demo, 5 seeds
     dograph compare --mixers uniform,dograph --seeds 5 --out compare/two
     dograph compare recipe.yaml train.steps=500 --dry-run
     dograph compare recipe.yaml --mixers 'dograph,paper=dograph\\[recipe=paper]'
@@ -86,10 +86,11 @@ def _ask(settings: list[str], proxy: list[str], given: dict[str, Any]) -> "Ask":
     if not planned and (given["replan"] or proxy):
         raise ConfigError("--replan and --proxy are for methods that plan; --mixers names none")
     # Imported only now: torch takes seconds, and names and seeds have been checked.
+    from dograph.compare.session import without_unable
     from dograph.plan.lab import default_proxy
 
     config = console.with_corpus(config, resolve=True)
     changes = merge({}, *map(parse_override, proxy))
     own = {"config": config, "methods": tuple(methods), "seeds": tuple(seeds)}
     own |= {"proxy": default_proxy(config, changes) if planned else None}
-    return options_as(Ask, given, **own, command=console.command())
+    return without_unable(options_as(Ask, given, **own, command=console.command()), say)

@@ -6,14 +6,14 @@ dograph                          a mixer by name
 dograph[recipe=paper]            with options, parsed as YAML
 paper=dograph[recipe=paper]      under a label
 my_module:MyMixer[strength=2]    a mixer of your own
-all                              the seven of `ALL`
+all                              every method that can run with the settings
 methods.yaml                     a file: label: {mixer: {...}, sketch: {...}}
 """
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,14 +22,13 @@ from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, RunError
 from dograph.files import write_json
 from dograph.mixers.base import Mixer
-from dograph.mixers.registry import build_mixer, require_mixer
+from dograph.mixers.registry import MIXERS, build_mixer, mixer_class, require_mixer
 from dograph.records import Skipped, read_record
 from dograph.renamed import with_new_settings
 
 Budget = Literal["tokens", "compute"]
 ASK = "ask.json"
 MAX_SETTINGS = 8  # shown of a method or proxy that only one side has
-ALL = ("uniform", "dynamic-loss", "doremi", "doge", "regmix", "mixing-law", "dograph")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,7 @@ class ComparedMethod:
     label: str
     mixer: Mapping[str, Any]  # name and options, as in a configuration
     sketch: Mapping[str, Any] = field(default_factory=dict)
+    of_all: bool = False  # left out if it cannot run: `without_unable`
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.label):
@@ -59,29 +59,35 @@ class ComparedMethod:
     @property
     def is_planned(self) -> bool:
         """Whether proxies decide its mixture before training."""
-        return self.built().needs_proxies
+        return mixer_class(self.mixer["name"]).needs_proxies
 
     @property
     def is_sketched(self) -> bool:
         """Whether its runs sketch gradients and can be probed; a planned mixture is only drawn."""
-        mixer = self.built()
-        return "sketch" in mixer.needs and not mixer.needs_proxies
+        return "sketch" in mixer_class(self.mixer["name"]).needs and not self.is_planned
 
 
 def parse_methods(text: str, base: RunConfig, baseline: str) -> list[ComparedMethod]:
-    """The methods named in `text`; the baseline comes first and is added if missing."""
+    """The methods named in `text`; the baseline comes first and is added if missing.
+
+    A method with a label of its own replaces the one of `all` with that label.
+    """
     methods: list[ComparedMethod] = []
     for part in _split(text):
         if Path(part).suffix in (".yaml", ".yml"):
             for label, content in read_yaml(Path(part)).items():
                 methods.append(_from_file(part, str(label), content, base))
+        elif part == "all":
+            methods += [replace(_named(name, base), of_all=True) for name in MIXERS]
         else:
-            methods += [_named(name, base) for name in (ALL if part == "all" else (part,))]
+            methods.append(_named(part, base))
     if not methods:
         raise ConfigError("--mixers names no mixer; give all, or names such as uniform,dograph")
     first = next((method for method in methods if method.label == baseline), None)
     first = first or _named(baseline, base)
-    methods = [first, *(method for method in methods if method is not first)]
+    methods = [replace(first, of_all=False), *(own for own in methods if own is not first)]
+    named = {method.label for method in methods if not method.of_all}
+    methods = [own for own in methods if not own.of_all or own.label not in named]
     labels = [method.label for method in methods]
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise ConfigError(
@@ -91,8 +97,9 @@ def parse_methods(text: str, base: RunConfig, baseline: str) -> list[ComparedMet
     for method in methods:
         require_mixer(method.mixer["name"])
     for method in methods:  # rejects unknown options before anything is trained
-        method.config(base)
-        method.built()
+        if not method.of_all:
+            method.config(base)
+            method.built()
     return methods
 
 

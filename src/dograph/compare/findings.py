@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BeforeValidator, TypeAdapter
 
 from dograph import stats
-from dograph.compare.arms import Ask
+from dograph.compare.arms import Ask, ComparedMethod
 from dograph.compare.cells import Cell, Planned
 from dograph.data.corpus import Corpus
 from dograph.errors import RunError
@@ -138,6 +138,7 @@ class MethodFindings:
     steps: list[int]
     tokens: list[int]
     flops: RunCost
+    needs: list[str] = field(default_factory=list)  # besides text; older files do not say
     seconds: RunCost | None = None
     peak_bytes: int | None = None
     losses: dict[str, Spread] = field(default_factory=dict)  # by metric
@@ -145,6 +146,11 @@ class MethodFindings:
     epochs: dict[str, float] = field(default_factory=dict)
     most_epochs: MostEpochs | None = None
     differences: Contrasts | None = None  # None for the baseline
+
+    @property
+    def proxies(self) -> int:
+        """Proxies of a plan, or of all its plans if every seed has its own."""
+        return sum(plan.proxies for plan in self.plans)
 
     @property
     def seeds(self) -> int:
@@ -305,12 +311,11 @@ def build_findings(
     others = [method.label for method in ask.methods if method.label != baseline]
     differences = contrasts(runs, baseline, others, tokens)
     methods = []
-    for label, mixer in ((method.label, dict(method.mixer)) for method in ask.methods):
-        own = [row for row in rows if row.method == label]
-        plans = {c.plan.seed: c.plan for c in cells if c.method == label and c.plan is not None}
-        methods.append(
-            replace(_method(label, mixer, own, plans), differences=differences.get(label))
-        )
+    for method in ask.methods:
+        own = [row for row in rows if row.method == method.label]
+        of_method = [cell.plan for cell in cells if cell.method == method.label]
+        plans = {plan.seed: plan for plan in of_method if plan is not None}
+        methods.append(_method(method, own, plans, differences.get(method.label)))
     findings = Findings(
         format=FORMAT,
         version=VERSION,
@@ -363,10 +368,10 @@ def _cell(
 
 
 def _method(
-    label: str,
-    mixer: dict[str, Any],
+    method: ComparedMethod,
     cells: Sequence[CellFindings],
     plans: Mapping[int | None, Planned],
+    differences: Contrasts | None,
 ) -> MethodFindings:
     def mean(costs: Sequence[RunCost]) -> RunCost:
         parts = ([getattr(cost, part) for cost in costs] for part in ("train", "plan", "total"))
@@ -378,8 +383,10 @@ def _method(
 
     finished = [cell for cell in cells if cell.error is None]
     row = MethodFindings(
-        label=label,
-        mixer=mixer,
+        label=method.label,
+        mixer=dict(method.mixer),
+        needs=method.built().inputs,
+        differences=differences,
         cells=[cell.label for cell in cells],
         failed=[cell.label for cell in cells if cell.error is not None],
         plans=list(plans.values()),

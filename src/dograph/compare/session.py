@@ -7,6 +7,7 @@ OUT/compare.json   all findings
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dograph.compare.arms import Ask
@@ -15,7 +16,7 @@ from dograph.compare.findings import REPORT, Findings, build_findings
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, DographError
 from dograph.files import plain, write_json
-from dograph.mixers.registry import build_mixer
+from dograph.mixers.registry import PROXIES, build_mixer
 from dograph.plan.jobs import Job, JobProgress, Result, read_result
 from dograph.plan.lab import forecast_plan
 from dograph.plan.pool import JobError, Pool
@@ -36,6 +37,25 @@ def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) 
     findings = build_findings(ask, corpus, cells, *train_cells(cells, corpus, pool))
     write_json(ask.out / REPORT, plain(findings))
     return findings
+
+
+def without_unable(ask: Ask, say: Say) -> Ask:
+    """Without the methods of `all` that cannot run with these settings; says why each cannot."""
+    kept = []
+    open_corpus(replace(ask, methods=()))  # an error of the corpus is not one of every method
+    for method in ask.methods:
+        try:
+            if method.of_all and method.mixer["name"] in PROXIES:
+                raise ConfigError("it only trains the proxies of a plan")
+            if method.of_all:
+                open_corpus(replace(ask, methods=(method,)))
+            if method.of_all and method.is_planned and ask.proxy is not None:
+                forecast_plan(method.config(ask.config), ask.proxy, lab=ask.lab)
+            kept.append(method)
+        except DographError as error:
+            why = str(error).removeprefix(f"{method.label}: ")
+            say(f"{method.label} is left out of all: {why}")
+    return replace(ask, methods=tuple(kept))
 
 
 def open_corpus(ask: Ask, say: Say = lambda text: None) -> Corpus:

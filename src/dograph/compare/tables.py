@@ -71,7 +71,8 @@ def _name(method: MethodFindings) -> str:
 
 
 LOSS_COLUMNS = ("mean", "difference [95 %]", "text [95 %]", "p", "claim", *METRICS[1:])
-COST_COLUMNS = ("steps", "FLOPs", "plan", "time", "plan", "memory", "most repeated source")
+COSTS = ("needs", "proxies", "steps", "FLOPs", "plan", "time", "plan", "memory")
+COST_COLUMNS = (*COSTS, "most repeated source")
 
 
 def _loss_cells(method: MethodFindings) -> list[str]:
@@ -92,6 +93,8 @@ def _loss_cells(method: MethodFindings) -> list[str]:
 def _cost_cells(method: MethodFindings) -> list[str]:
     flops, seconds, most = method.flops, method.seconds, method.most_epochs
     return [
+        ", ".join(method.needs),
+        str(method.proxies or ""),
         " ".join(f"{steps:,}" for steps in method.steps),
         f"{flops.total:.3g}",
         f"{flops.plan / flops.total:.0%}" if flops.plan else "",

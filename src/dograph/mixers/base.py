@@ -71,6 +71,8 @@ class Mixer:
 
     needs: ClassVar[frozenset[str]] = frozenset()
     needs_proxies: ClassVar[bool] = False  # its plan comes from small runs: a `Planner`
+    needs_losses: ClassVar[bool] = False  # it learns from the proxies' validation losses
+    needs_target: ClassVar[bool] = False  # its plan is for data that the user must name
     has_domains: ClassVar[bool] = False  # it groups samples: `graph` and `locate` show them
     reads_mixtures: ClassVar[bool] = False  # its options may name mixture files (`inlined`)
     reference: str | None = None  # the model of `reference_loss`
@@ -104,9 +106,27 @@ class Mixer:
         return type(self).remix is not Mixer.remix
 
     @property
+    def needs_before_weights(self) -> frozenset[str]:
+        """Signals that `weigh` needs; losses that only `remix` needs come with the backward."""
+        return self.needs - ({"loss"} if type(self).weigh is Mixer.weigh else set())
+
+    @property
     def requires_sources(self) -> bool:
         """Whether it needs sources for weights, not only for its report."""
         return "source" in self.needs
+
+    @property
+    def inputs(self) -> list[str]:
+        """What it needs besides text, in words for users."""
+        draws_by_source = type(self).plan is not Mixer.plan and self.option("sampling") != "natural"
+        needed = {
+            "labels": self.requires_sources or draws_by_source,
+            "a reference": "reference_loss" in self.needs,
+            "proxies": self.needs_proxies,
+            "validation": self.needs_losses,
+            "a target": self.needs_target,
+        }
+        return [name for name, is_needed in needed.items() if is_needed]
 
     def refuses_edits(self) -> str | None:
         """Why a user cannot change the mixture during a run (after "NAME ..."), or None."""
@@ -264,7 +284,6 @@ class Planner(Mixer):
     """A mixer whose plan needs proxies; `findings` has diagnostics of the plan."""
 
     needs_proxies: ClassVar[bool] = True
-    needs_losses: ClassVar[bool] = False  # whether it learns from the proxies' validation losses
 
     def __init__(self) -> None:
         self.findings: dict[str, Any] = {}  # JSON values

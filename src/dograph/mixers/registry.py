@@ -19,6 +19,10 @@ PLANNERS = {  # subclasses of Planner: their plans need proxies
     "regmix": "dograph.mixers.sweep:RegMix",
     "mixing-law": "dograph.mixers.sweep:MixingLaw",
 }
+PROXIES = {  # what those plans train; not methods by themselves
+    "doremi-proxy": "dograph.mixers.doremi:DoReMiProxy",
+    "doge-proxy": "dograph.mixers.doge:DoGEProxy",
+}
 MIXERS = {
     "dograph": "dograph.mixers.dograph:DoGraph",
     "natural": "dograph.mixers.base:Mixer",
@@ -28,9 +32,10 @@ MIXERS = {
     "unimax": "dograph.mixers.fixed:UniMax",
     "dynamic-loss": "dograph.mixers.dynamic_loss:DynamicLoss",
     "group-dro": "dograph.mixers.group_dro:GroupDRO",
-    "doremi-proxy": "dograph.mixers.doremi:DoReMiProxy",
-    "doge-proxy": "dograph.mixers.doge:DoGEProxy",
+    "ado": "dograph.mixers.ado:ADO",
+    "odm": "dograph.mixers.odm:ODM",
     "rb": "dograph.mixers.rb:RB",
+    **PROXIES,
     **PLANNERS,
 }
 

@@ -357,6 +357,8 @@ def _compared(one: Comparison) -> list[PageItem]:
     }
     costs: Columns[MethodFindings] = {
         "method": lambda method: method.label,
+        "<needs": lambda method: TableCell(", ".join(method.needs), left=True),
+        "proxies": lambda method: str(method.proxies or ""),
         "FLOPs, with planning": lambda method: f"{method.flops.total:.3g}",
         "planning, % of FLOPs": lambda method: f"{method.flops.plan / method.flops.total:.0%}",
         "time, s": lambda method: f"{method.seconds.total:.0f}" if method.seconds else "",

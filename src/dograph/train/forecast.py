@@ -217,7 +217,7 @@ def step_flops(config: RunConfig, corpus: Corpus) -> float:
     """
     model, train = open_shape(config, corpus), config.train
     batch = (train.batch_size, config.data.seq_len)
-    needs = build_mixer(config.mixer.name, config.mixer.options).needs
+    needs = build_mixer(config.mixer.name, config.mixer.options).needs_before_weights
     plain, twice = count_flops(model, *batch), strategy_of(config, needs) == "two_sweeps"
     total, backwards = plain.step, 1
     if "sketch" in needs:

@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Sequence, Set
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,7 +86,7 @@ class TrainStep:
         self.optimizer, self.mixer, self.half = optimizer, mixer, config.train.half
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.sizes = world.sizes(config.train.batch_size) if world.size > 1 else None
-        self.strategy = strategy_of(config, mixer.needs, world.size)
+        self.strategy = strategy_of(config, mixer.needs_before_weights, world.size)
         self.watch = Stopwatch(world.device)
         self.halted = torch.zeros((), device=world.device)
         loss, sketch = unwrapped(model), config.sketch
@@ -156,7 +156,10 @@ class TrainStep:
                     (weight_b * loss_b).sum().backward()
                     self.watch.lap("backward")
                 losses.append(loss_b.detach())
-        return weight_B, rows.gather(torch.cat(losses)), signals
+        loss_B = rows.gather(torch.cat(losses))
+        if "loss" in self.mixer.needs and signals.loss_B is None:
+            signals = replace(signals, loss_B=loss_B)
+        return weight_B, loss_B, signals
 
     def backward_lagged(self, batch: Batch, rows: WorldRows, micros: list[MicroBatch]) -> Weighted:
         """The same, but each micro-batch is weighed with what the mixer knew before this step."""
@@ -251,7 +254,7 @@ def strategy_of(config: RunConfig, needs: Set[str], num_ranks: int = 1) -> Strat
     strategy    when                                   order
     keep        one micro-batch, or accumulation=keep  forward all, weigh, backward from the held
                                                        activations
-    ahead       the mixer needs no forward pass        weigh, then forward and backward
+    ahead       the weights need no forward pass       weigh, then forward and backward
     two_sweeps  several micro-batches                  an extra forward that holds nothing, then
                                                        as ahead
     lagged      several, and accumulation=lagged       for each: forward, weigh with what was known

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dograph.compare.arms import ALL, parse_methods, parse_seeds
+from dograph.compare.arms import parse_methods, parse_seeds
 from dograph.config import parse_config
 from dograph.errors import ConfigError
 
@@ -48,9 +48,23 @@ def test_the_baseline_comes_first_and_is_added_where_it_is_missing():
     assert list(mixers("dograph", "unimax[max_epochs=2]")) == ["unimax-max_epochs-2", "dograph"]
 
 
-def test_all_seven():
-    assert len(ALL) == 7
-    assert "natural" not in ALL
+def test_a_method_of_all_can_be_replaced_under_its_label():
+    found = mixers("all,regmix=regmix[num_proxies=8]")
+    assert found["regmix"] == {"name": "regmix", "num_proxies": 8}
+    assert list(found).count("regmix") == 1
+    assert next(iter(mixers("all", "odm"))) == "odm"
+
+
+def test_what_each_method_needs():
+    methods = "uniform,unimax,dynamic-loss,group-dro,ado,odm,doremi,doge,regmix,mixing-law,dograph"
+    text = methods + ",bare=dynamic-loss[sampling=natural],s=static[weights={a: 1}],d=doremi-proxy"
+    needs = {m.label: m.built().inputs for m in parse_methods(text, base(), "natural")}
+    assert needs["natural"] == needs["dograph"] == needs["bare"] == []
+    for label in ("uniform", "unimax", "s", "dynamic-loss", "group-dro", "ado", "odm"):
+        assert needs[label] == ["labels"], label
+    assert needs["doremi"] == needs["doge"] == ["labels", "proxies"]
+    assert needs["regmix"] == needs["mixing-law"] == ["labels", "proxies", "validation"]
+    assert needs["d"] == ["labels", "a reference"]
 
 
 def test_a_bare_name_takes_the_options_of_the_configuration():

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from comparisons import STEPS, ask, made, printed, run_of
+from dograph.compare.findings import Findings
+from dograph.compare.tables import tables
 from dograph.config import parse_config
 from dograph.data.corpus import Corpus
 from dograph.records import read_metrics
@@ -44,6 +46,11 @@ def test_one_plan_serves_all_seeds_and_counts_in_every_run(place):
         assert (seconds["plan"] > 0) == (cell["method"] == "plan")
     assert any("all seeds of plan use one plan" in note for note in findings["notes"])
     assert "plan*" in printed(findings)
+    costs = tables(Findings.of_json(findings))[1]
+    assert costs.columns[:3] == ("method", "needs", "proxies")
+    assert [row[:3] for row in costs.rows][1] == ["plan*", "labels, proxies", "1"]
+    del planned["needs"]  # as in files of earlier versions
+    assert Findings.of_json(findings).methods[1].needs == []
 
 
 def test_equal_compute_gives_the_proxies_to_the_others(place):

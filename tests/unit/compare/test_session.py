@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from comparisons import STEPS, ask, made, printed, run_of
-from dograph.compare.session import open_corpus
+from dograph.compare.session import open_corpus, without_unable
 from dograph.data.corpus import Corpus
 from dograph.errors import RunError
+from dograph.mixers.registry import MIXERS
 from dograph.plan.jobs import Stopped
 from dograph.records import read_metrics
 from dograph.train.assembly import open_sampler
@@ -175,3 +176,33 @@ def test_warnings_come_once_with_their_methods(place):
     assert few[0].startswith("warning (dograph-num_domains-6): ")
     everywhere = [text for text in said if "validation blocks" in text]
     assert [text.count("natural") for text in everywhere] == [1]
+
+
+def able_of_all(asked):
+    """The labels of those that can run, and the reasons of the others."""
+    said = []
+    labels = [method.label for method in without_unable(asked, said.append).methods]
+    return labels, dict(text.split(" is left out of all: ") for text in said)
+
+
+def test_all_is_every_method_that_can_run_and_the_others_have_a_reason(place):
+    labels, reasons = able_of_all(ask(place, "all", out="able"))
+    assert labels[0] == "natural"
+    assert {*labels, *reasons} == set(MIXERS)
+    assert not set(labels) & set(reasons)
+    assert {"ado", "odm", "doremi", "doge", "regmix", "mixing-law", "dograph"} <= set(labels)
+    assert reasons["static"].startswith("the static mixer needs one of mixer.file")
+    assert "'stages'" in reasons["scheduled"]
+    assert "proxies of a plan" in reasons["doremi-proxy"]
+
+
+def test_methods_of_all_that_a_corpus_cannot_serve_are_left_out(place):
+    """The run is so long that no mixture keeps RegMix within its epochs."""
+    asked = ask(place, "all,law=mixing-law", out="long")
+    train = asked.config.train.model_copy(update={"steps": 10**6})
+    longer = asked.config.model_copy(update={"train": train})
+    labels, reasons = able_of_all(replace(asked, config=longer))
+    for label in ("regmix", "mixing-law"):
+        assert label not in labels
+        assert reasons[label].startswith("mixer.max_epochs=4")
+    assert {"law", "odm", "doremi"} <= set(labels)  # a method that is named is refused later
