@@ -43,7 +43,8 @@ def test_one_plan_serves_all_seeds_and_counts_in_every_run(place):
         assert seconds["total"] == seconds["train"] + seconds["plan"]
         assert (seconds["plan"] > 0) == (cell["method"] == "plan")
     assert any("all seeds of plan use one plan" in note for note in findings["notes"])
-    assert "plan*" in printed(findings)
+    assert "plan of plan: surrogate linear, fitted on 1 proxies" in findings["notes"]
+    assert "plan* (linear)" in printed(findings)
 
 
 def test_equal_compute_gives_the_proxies_to_the_others(place):
