@@ -70,8 +70,8 @@ class SweepPlanner(Planner):
     needs_losses: ClassVar[bool] = True
     options: SweepOptions
 
-    def _mixtures(self, lab: Lab) -> list[Mixture]:
-        """Random mixtures as in RegMix, around the sources' shares of the tokens.
+    def mixtures(self, lab: Lab) -> list[Mixture]:
+        """The first proxies' mixtures: random as in RegMix, around the shares of the tokens.
 
         Limits that allow no mixture and unknown targets are refused here, before any proxy.
         """
@@ -114,8 +114,8 @@ class SweepPlanner(Planner):
         self.table = MixtureTable(
             sources=list(lab.tokens),
             targets=targets,
-            runs=[f"mixture {n + 1}" for n in range(len(mixtures))],
-            weight_NS=np.array([[m.weights.get(s, 0.0) for s in lab.tokens] for m in mixtures]),
+            runs=run_names(mixtures),
+            weight_NS=weight_table(mixtures, list(lab.tokens)),
             loss_NV=np.array([[own.get(name, np.nan) for name in targets] for own in losses]),
         )
         target: Target = self.options.target
@@ -132,6 +132,16 @@ class SweepPlanner(Planner):
         )
         self.findings = proposal.findings
         return proposal.mixture
+
+
+def run_names(mixtures: Sequence[Mixture]) -> list[str]:
+    """The names of proxies in tables."""
+    return [f"mixture {n + 1}" for n in range(len(mixtures))]
+
+
+def weight_table(mixtures: Sequence[Mixture], sources: Sequence[str]) -> np.ndarray:
+    """The weights of mixtures, (N, S)."""
+    return np.array([[mixture.weights.get(s, 0.0) for s in sources] for mixture in mixtures])
 
 
 class RegMixOptions(SweepOptions):
@@ -163,7 +173,7 @@ class RegMix(SweepPlanner):
         self.options: RegMixOptions = RegMixOptions(**options)
 
     def plan(self, lab: Lab) -> Mixture:
-        mixtures = self._mixtures(lab)
+        mixtures = self.mixtures(lab)
         results = lab.train(self._proxies(mixtures, "mixture", {}))
         how = self.options.model_dump(include={"surrogate", "draws", "top"})
         return self._best("regmix", lab, mixtures, [result.losses for result in results], **how)
@@ -201,7 +211,7 @@ class MixingLaw(SweepPlanner):
         self.options: MixingLawOptions = MixingLawOptions(**options)
 
     def plan(self, lab: Lab) -> Mixture:
-        mixtures, nested = self._mixtures(lab), self.options.nest != "no"
+        mixtures, nested = self.mixtures(lab), self.options.nest != "no"
         often = {"eval": {"every": max(lab.proxy_steps // CURVE_POINTS, 1)}} if nested else {}
         proxies = [] if self.options.sizes else self._proxies(mixtures, "mixture", often)
         for size in self.options.sizes:
