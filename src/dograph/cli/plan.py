@@ -58,11 +58,11 @@ def plan(
     """Find a mixture before training, and write it to a file that training can use."""
     from dograph.mixers.registry import require_method
 
-    unused = {"--proxy": proxy, "--workers": workers is not None, "--on": on != "local"}
-    for flag, is_given in (("--from-table", from_table), ("--write-mixtures", write_mixtures)):
-        wrong = [name for name, value in (unused | {"--dry-run": dry_run}).items() if value]
-        if is_given is not None and wrong:
-            raise ConfigError(f"{', '.join(wrong)}: no proxies are trained with {flag}")
+    given = {"--proxy": proxy, "--workers": workers is not None, "--on": on != "local"}
+    wrong = [name for name, value in (given | {"--dry-run": dry_run}).items() if value]
+    if wrong and (from_table or write_mixtures):
+        flag = "--from-table" if from_table else "--write-mixtures"
+        raise ConfigError(f"{', '.join(wrong)}: no proxies are trained with {flag}")
     if from_table is None:
         require_method(method)  # before torch is imported, which takes seconds
         if test_table is not None:
@@ -116,30 +116,34 @@ def _opened(method: str, settings: list[str]) -> "tuple[RunConfig, Planner]":
 
 
 def _write_mixtures(method: str, settings: list[str], file: Path) -> None:
-    """Write the mixtures that a plan would train proxies on, and how to plan with their losses."""
-    from dograph.mixers.sweep import SweepPlanner, run_names, weight_table
+    """Write the mixtures of a plan's first proxies, and print how to plan with their losses."""
+    import numpy as np
+
+    from dograph.data.corpus import Corpus
+    from dograph.mixers.sweep import SweepPlanner
     from dograph.mixtures.tables import write_long
 
     run, planner = _opened(method, settings)
     if not isinstance(planner, SweepPlanner):
         raise ConfigError(
-            f"--write-mixtures: {method} trains no proxies on given mixtures; its own proxies "
-            "decide what they draw. Methods that generate mixtures: regmix, mixing-law"
+            f"--write-mixtures: the proxies of {method} decide themselves what they draw; methods "
+            "that generate mixtures for proxies: regmix, mixing-law"
         )
-    from dograph.data.corpus import Corpus
     from dograph.train.assembly import CorpusLab
 
     lab = CorpusLab(run, Corpus(run.data.corpus))
-    mixtures = planner.mixtures(lab)
+    weight_NS = np.array([list(mixture.weights.values()) for mixture in planner.mixtures(lab)])
+    names = [f"mixture {n + 1}" for n in range(len(weight_NS))]
     file.parent.mkdir(parents=True, exist_ok=True)
-    sources, names = list(lab.tokens), run_names(mixtures)
-    write_long(file, "mixtures", names, sources, weight_table(mixtures, sources))
+    write_long(file, "mixtures", names, list(lab.tokens), weight_NS)
+    if rounds := planner.option("rounds"):
+        warn([f"the first of {len(rounds)} rounds; the next ones need its losses"], "note")
     kept = [setting for setting in settings if not setting.startswith("mixer.")]
     then = ["dograph", "plan", method, *kept, "--from-table", str(file), "losses.csv"]
     print(
-        f"{len(mixtures)} mixtures are written to {file} (columns run, source, weight). Train one "
-        "model on each, write their validation losses to losses.csv (columns run, target, loss; "
-        f"other layouts: docs/tables.md), then: {shlex.join(then)}"
+        f"{len(names)} mixtures are written to {file} (run, source, weight). Train one run each, "
+        "write their validation losses to losses.csv (run, target, loss; other layouts: "
+        f"docs/tables.md), then: {shlex.join(then)}"
     )
 
 

@@ -39,10 +39,11 @@ FEWEST_RUNS = 4
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A mixture, and diagnostics of how it was chosen (JSON values)."""
+    """A mixture, diagnostics of how it was chosen (JSON values), and the fit that chose it."""
 
     mixture: Mixture
     findings: dict[str, Any]
+    objective: PlanObjective
 
 
 def propose_from_table(
@@ -90,7 +91,7 @@ def propose_from_table(
     findings["predicted"] = _predicted(rows, objective, weight_S)
     if test_table is not None:
         findings["held_out"] = score_table(objective, rows.shares, table, test_table)
-    return Proposal(Mixture.normalised(rows.by_source(weight_S)), findings)
+    return Proposal(Mixture.normalised(rows.by_source(weight_S)), findings, objective)
 
 
 def _candidates(method: str, surrogate: str | None) -> tuple[str, ...]:

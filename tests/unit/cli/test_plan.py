@@ -150,8 +150,8 @@ def test_mixtures_for_another_trainer_and_back_with_its_losses(corpus, folder):
 @pytest.mark.parametrize(
     ("method", "options", "told"),
     [
-        ("doremi", (), "doremi trains no proxies on given mixtures.*regmix, mixing-law"),
-        ("lab_runs:Ladder", (), "Methods that generate mixtures: regmix, mixing-law"),
+        ("doremi", (), "proxies of doremi decide themselves what they draw.*regmix, mixing-law"),
+        ("lab_runs:Ladder", (), "methods that generate mixtures for proxies: regmix, mixing-law"),
         ("regmix", ("--proxy", "train.steps=3"), "--proxy: no proxies are trained with --write"),
         ("regmix", ("--dry-run",), "--dry-run: no proxies are trained with --write-mixtures"),
         ("regmix", ("--from-table", "a.csv", "b.csv"), "--from-table for finished ones"),
