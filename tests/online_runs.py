@@ -4,6 +4,7 @@ from corpora import write_corpus
 from dograph.mixers.registry import build_mixer
 from dograph.models.build import build_model
 from dograph.train.checkpoint import save_model
+from dograph.types import Signals
 from tiny_steps import open_steps
 
 STEPS = 4
@@ -12,6 +13,7 @@ MIXERS = {
     "group-dro": {"eta": 1.0},
     "doremi-proxy": {},
     "doge-proxy": {"mu": 1e-4, "clip": 0.5},
+    "rb": {"remix_every": 4},
 }
 
 
@@ -27,7 +29,7 @@ def options_of(name, reference):
 
 
 def take_online_steps(world, corpus, reference, *overrides):
-    """What each mixer weighed in a few steps, the gradients, and where it stands in the end."""
+    """What each mixer weighed in a few steps, the gradients, its state and mixture in the end."""
     found = {}
     for name in MIXERS:
         mixer = build_mixer(name, options_of(name, reference))
@@ -35,6 +37,7 @@ def take_online_steps(world, corpus, reference, *overrides):
         steps = open_steps(corpus, "optim.lr=1e-6", *overrides, world=world, mixer=mixer)
         taken = [steps.take() for _ in range(STEPS)]
         found[name] = {"taken": taken, "state": mixer.state_dict()}
+        found[name]["remixed"] = mixer.remix(Signals(step=STEPS - 1, num_samples=1))
         steps.loader.close()
     return found
 

@@ -88,6 +88,7 @@ class Signals:
     loss_B: "Tensor | None" = None  # mean NLL in nats over each sample's own predicted tokens
     reference_loss_B: "Tensor | None" = None  # the same under a reference model
     excess_loss_B: "Tensor | None" = None  # mean over tokens of max(loss - reference loss, 0)
+    num_tokens_B: "Tensor | None" = None  # predicted tokens of each sample; None: equally many
     source_B: "Tensor | None" = None  # index into the corpus' sources
     stratum_B: "Tensor | None" = None  # index into the corpus' training strata
     sketch_BK: "Tensor | None" = None  # projected per-sample gradients

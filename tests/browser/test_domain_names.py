@@ -18,13 +18,12 @@ NAMES = """
     .find((n) => n.querySelector('figcaption').textContent.startsWith(start));
   const keys = (start) => said(chart(start)?.querySelectorAll('.legend bdi') || []);
   return {
-    nodes: [...document.querySelectorAll('#graph .node')]
-      .map((n) => n.getAttribute('aria-label').split(':')[0]),
+    nodes: texts('#graph .node title'),
+    rows: texts('[aria-label="domains"] tbody th'),
     drawn: texts('#graph .node text').map((text) => `domain ${text}`),
     weights: keys('Domain weights'),
     shares: keys('Share of samples'),
     described: texts('#typical details summary'),
-    panel: texts('#domain-panel h3'),
   };
 """
 ROWS = "return document.querySelector('#pca-domain').closest('figure').textContent"
@@ -35,7 +34,6 @@ WORDS = """
   return {
     section: document.querySelector('#domains .body > .soft')?.textContent || '',
     graph: caption('Domain graph'),
-    panel: document.querySelector('#domain-panel').textContent,
     ...(chart('Domain weights') ? { weights: caption('Domain weights') } : {}),
     ...(chart('Share of samples') ? { shares: caption('Share of samples') } : {}),
   };
@@ -75,11 +73,10 @@ def opened(page, address):
 def test_a_domain_has_one_name(page, request, which):
     opened(page, request.getfixturevalue(which))
     named = page.run(NAMES)
-    assert [name.lower() for name in named.pop("panel")] == ["domain 0"]
     over_time = {place: named.pop(place) for place in ("weights", "shares")}
     if which == "lasting":
         named |= over_time
-    else:  # domains without identity have no panels over time
+    else:  # domains without identity have no charts over time
         assert over_time == {"weights": [], "shares": []}
         assert all(name.startswith("cluster") for name in named.pop("described"))
     for place, names in named.items():
@@ -94,11 +91,7 @@ def test_a_domain_has_one_name(page, request, which):
 def test_ranks_are_said_to_be_ranks_wherever_they_stand(page, passing):
     opened(page, passing)
     for place, words in page.run(WORDS).items():
-        assert re.search(r"ranks? by weight in (each step|the batch of step 60), 0 the", words), (
-            place,
-            words,
-        )
-    assert "of another step is another domain" in page.run(WORDS)["panel"]
+        assert "ranks by weight in each step, 0 the" in words, place
     assert "no chart here follows a domain over steps" in page.run(WORDS)["section"]
 
 

@@ -138,16 +138,21 @@ def test_the_slider_moves_the_points(page, single):
     assert spoken == "step 30"
 
 
-def test_a_click_on_a_node_shows_its_sources(page, single):
+def test_the_tables_below_the_graph_have_every_domain_at_the_chosen_step(page, single):
     page.size(1280)
     open_whole(page, single)
-    page.click('#graph .node[data-domain="2"] .share')
-    panel = page.run("return document.querySelector('#domain-panel').textContent")
-    assert panel.startswith("Domain 2")
-    assert "gamma" in panel
-    page.press('#graph .node[data-domain="0"]', Keys.ENTER)  # and by keyboard
-    assert page.run("return document.querySelector('#domain-panel h3').textContent") == "Domain 0"
-    assert page.run("return document.activeElement.dataset.domain") == "0"
+    cells = "return [...document.querySelectorAll('[aria-label=\"{}\"] tr')].map((row) => "
+    cells += "row.textContent)"
+    _, *domains = page.run(cells.format("domains"))
+    assert [row[: len("domain 0")] for row in domains] == ["domain 0", "domain 1", "domain 2"]
+    assert "gamma" in domains[2]
+    for step, cosine_and_distance in ((60, "+0.3003"), (40, "+0.3002")):
+        drawn = page.run("return document.querySelector('#graph svg').getAttribute('aria-label')")
+        assert f"after step {step}" in drawn
+        page.click("#domains figure:has(#graph) summary")
+        page.until(f"{cells.format('pairs of domains')}.length === 4")
+        assert page.run(cells.format("pairs of domains"))[1].endswith(cosine_and_distance)
+        page.press("#graph-step", Keys.ARROW_LEFT)
 
 
 def test_hostile_text_stays_text(page, single):

@@ -49,7 +49,9 @@ def read_corpus(case: Case, folder: Path) -> None:
             (base / name).write_bytes(before)
         return
     corpus = bases.copied(bases.corpus(), folder / "corpus")
-    is_lost = seed % 20 == 0 and name != DIGESTS  # corpora of older versions have no digests
+    is_lost = (
+        seed % 20 == 0 and name != DIGESTS
+    )  # runs start without it, as on older versions' corpora
     if is_lost:
         (corpus / name).unlink()
     is_changed = is_lost or bases.damage(corpus / name, seed)

@@ -31,14 +31,19 @@ def compare(alone, ranks):
                 assert relative(got.weight_B, expected.weight_B) < TOLERANCE[name], name
                 assert_same_gradients(got.gradients, expected.gradients, TOLERANCE[name])
                 assert torch.equal(got.weight_B, ranks[0][name]["taken"][i].weight_B)
-        last = alone[name]["taken"][-1].weight_B
+        last, drawn = alone[name]["taken"][-1].weight_B, alone[name]["remixed"]
+        if drawn is not None:  # it changes what is drawn
+            last = torch.tensor(list(drawn.weights.values()))
         assert last.max() - last.min() > 1e-3, name  # or nothing is weighed
         for rank in ranks:
             for key, value in alone[name]["state"].items():
                 if isinstance(value, torch.Tensor):
-                    assert relative(rank[name]["state"][key], value) < 1e-5, (name, key)
+                    apart = (rank[name]["state"][key] - value).norm()
+                    assert apart <= 1e-5 * value.norm(), (name, key)
                 else:
                     assert rank[name]["state"][key] == value
+            if drawn is not None:
+                assert rank[name]["remixed"].weights == pytest.approx(drawn.weights, rel=1e-5)
 
 
 def test_two_ranks_are_one_process(inputs):

@@ -34,6 +34,7 @@ RUNS = {
     "group-dro": ("mixer.adjustment=0.5", "train.micro_batch_size=3"),
     "doremi-proxy": ("train.dtype=bfloat16",),
     "doge-proxy": ("mixer.targets=[beta]", "train.micro_batch_size=3"),
+    "rb": ("train.micro_batch_size=3", "sketch.accumulation=lagged"),
 }
 
 

@@ -67,7 +67,7 @@ def _run(ask: "Ask", pool: "Pool") -> None:
     for note in findings.notes:
         shown.print(f"- {note}", markup=False, highlight=False)
     print(f"to repeat one cell: {findings.cells[-1].command}")
-    print(f"results: {out}/compare.json, methods.csv, cells.csv; runs: {out}/cells")
+    print(f"results: {out}/compare.json; runs: {out}/cells")
     console.print_page(out)
     if findings.failures:
         say(f"failed: {', '.join(findings.failures)}; the same command tries them again")

@@ -97,11 +97,6 @@ def verify(corpus: Path = argument(..., "folder of a prepared corpus")) -> None:
         found = digests.verify(
             corpus, lambda done, total: show("reading", done // 10**6, total // 10**6)
         )
-    if found.undigested:
-        number, name = len(found.undigested), digests.DIGESTS
-        text = f"{number} of {found.num_files} files have no digests in {name}, as in a corpus of "
-        text += "an older version: tokens and tokenizer are compared with the manifest, the form "
-        warn([f"{text}of the documents is checked"], "note")
     warn(found.damage, "damage")
     if found.damage:
         console.say(f"{corpus} is damaged; restore these files from a copy, or prepare it again")

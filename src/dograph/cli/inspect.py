@@ -59,7 +59,7 @@ def _print(result: "Inspection") -> None:
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
 
-    from dograph.eval.recorded import edge_table, node_table
+    from dograph.eval.recorded import agreement_line, edge_table, node_table
 
     def show(title: str, columns: str, rows: list[list[str]]) -> None:
         words = ("source", "sources", "part", "farthest", "text")
@@ -95,4 +95,4 @@ def _print(result: "Inspection") -> None:
         text = "(no tokenizer: text cannot be shown)" if one.text is None else one.text
         examples.append([str(one.domain), one.source, str(one.document), text])
     show("samples nearest each domain's centre", "domain, source, document, text", examples)
-    print(f"agreement of domains and sources: NMI {result.nmi:.3f}, purity {result.purity:.3f}")
+    print(agreement_line(result.graph))

@@ -80,8 +80,7 @@ def _graph(run: Path, step: int | None, out: Path | None) -> None:
         shown.print(recorded.node_table(graph, f"domains after step {graph.step}"))
         _describe(run, graph.step)
         shown.print(recorded.edge_table(graph))
-        if (agreement := recorded.agreement_table(run, skipped)) is not None:
-            shown.print(agreement)
+        print(recorded.agreement_line(graph))
     else:
         write_graph(graph, out, _describe(run, graph.step, is_shown=False))
         print(f"{out}: {len(graph.nodes)} domains after step {graph.step}")

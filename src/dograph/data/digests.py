@@ -11,10 +11,9 @@ from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
-import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from dograph.data.corpus import MANIFEST, Corpus, Manifest, StratumTokens
+from dograph.data.corpus import Corpus
 from dograph.errors import CorpusError
 from dograph.files import write_json
 
@@ -128,50 +127,39 @@ class Verified(NamedTuple):
     damage: list[str]  # a line for each: file, offset if known, problem
     num_files: int
     num_bytes: int
-    undigested: list[str]  # files that `digests.json` does not have
-
-
-# Of each piece of a file that was read: its size, and a problem if there is one.
-Reading = Iterator[tuple[int, str | None]]
 
 
 def verify(
     directory: Path, report: Callable[[int, int], None] = lambda done, total: None
 ) -> Verified:
     """Compare every byte of a corpus with its digests; `report` gets bytes done and in all."""
-    damage: list[str] = []
-    manifest = digests = None
     try:
         digests = Digests.read(directory)
     except CorpusError as error:
-        damage.append(str(error))
-    try:
-        manifest = Manifest.read(directory)
-    except CorpusError as error:
-        if not (directory / MANIFEST).is_file():
-            raise
-        damage.append(str(error))
-    known = digests.files if digests else {}
-    names = list(dict.fromkeys([*known, *(manifest.files() if manifest else [])]))
-    total = sum(path.stat().st_size for n in names if (path := directory / n).is_file())
-    done = 0
-    for name in names:
-        if digests is not None and name in known:
-            reading = _compare_blocks(directory / name, known[name], digests.block_bytes)
-        else:
-            assert manifest is not None
-            reading = _compare_with_manifest(directory, manifest, name)
+        return Verified([str(error)], 0, 0)
+    if digests is None:
+        raise CorpusError(
+            f"{directory} has no {DIGESTS} to compare with: it is no corpus, or one of an older "
+            "version; prepare it again"
+        )
+    paths = {name: directory / name for name in digests.files}
+    total, done = sum(path.stat().st_size for path in paths.values() if path.is_file()), 0
+    damage: list[str] = []
+    for name, path in paths.items():
         try:
-            for size, problem in reading:
+            for size, problem in _compare_blocks(path, digests.files[name], digests.block_bytes):
                 done += size
                 damage += [problem] if problem else []
                 report(done, total)
         except OSError as error:  # a disk that fails, a file that may not be read
-            damage.append(f"{directory / name} cannot be read: {error.strerror or error}")
-    return Verified(damage, len(names), total, [name for name in names if name not in known])
+            damage.append(f"{path} cannot be read: {error.strerror or error}")
+    return Verified(damage, len(paths), total)
 
 
-def _compare_blocks(path: Path, known: FileDigest, block_bytes: int) -> Reading:
+def _compare_blocks(
+    path: Path, known: FileDigest, block_bytes: int
+) -> Iterator[tuple[int, str | None]]:
+    """Of each piece of a file that is read: its size, and a problem if there is one."""
     if not path.is_file():
         yield 0, f"{path} is missing"
         return
@@ -185,35 +173,3 @@ def _compare_blocks(path: Path, known: FileDigest, block_bytes: int) -> Reading:
     if changed:
         (start, end), blocks = changed[0], f"{len(changed)} of {len(known.blocks)} blocks"
         yield 0, f"{path}: bytes {start} to {end} have changed ({blocks} in all)"
-
-
-def _compare_with_manifest(directory: Path, manifest: Manifest, name: str) -> Reading:
-    """As far as a corpus without digests can be checked: its tokens, and the form of the rest."""
-    path, tokenizer = directory / name, manifest.tokenizer
-    if name == tokenizer.file:
-        content = path.read_bytes() if path.is_file() else b""
-        changed = tokenizer.sha256 not in (None, sha256(content).hexdigest())
-        yield len(content), f"{path} is missing or has changed" if changed else None
-    for entry in (*manifest.train, *manifest.validation):
-        try:
-            if name == entry.file:
-                yield from _compare_tokens(StratumTokens(directory, entry, tokenizer.vocab_size))
-            elif name == entry.documents_file:
-                stratum = StratumTokens(directory, entry)
-                end_D, input_D = stratum.documents["end"], stratum.documents["input"]
-                in_order = (np.diff(end_D, prepend=0) >= 0).all()
-                is_known = input_D.min() >= 0 and input_D.max() < len(manifest.inputs)
-                problem = None if in_order and is_known else f"{path} is damaged"
-                yield stratum.documents.nbytes, problem
-        except CorpusError as error:
-            yield 0, str(error)
-
-
-def _compare_tokens(stratum: StratumTokens) -> Reading:
-    digest, step = sha256(), _MIN_BLOCK
-    for number in range(-(-stratum.entry.tokens // step)):
-        token_N = stratum.read_block(number, step)
-        digest.update(token_N.tobytes())
-        yield token_N.nbytes, None
-    if digest.hexdigest() != stratum.entry.sha256:
-        yield 0, f"{stratum.path}: tokens of {stratum.entry.stratum} have changed, where is unknown"

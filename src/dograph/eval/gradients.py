@@ -1,6 +1,6 @@
 """Separation of sources in gradient space with a standard error; probes; principal components.
 
-The separation of two sources is that of mmd.pairwise_mmd: unbiased MMD^2 over the mean of
+The separation of two sources is that of inspect.pairwise_mmd: unbiased MMD^2 over the mean of
 their spreads (tr cov). Here it is the average over all pairs, computed from a Gram matrix together
 with its value without each row, which gives the interval.
 

@@ -1,13 +1,14 @@
 """Read a run's records and show them: explanations of steps, domain graphs, losses per source."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import pstdev
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from pydantic import TypeAdapter
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -17,6 +18,7 @@ from dograph.config import RunConfig
 from dograph.data.corpus import Block, Corpus
 from dograph.data.sampler import WeightLog, sample_origin
 from dograph.domains.graph import DomainGraph
+from dograph.domains.partition import agreement_of_counts
 from dograph.errors import ConfigError, DographError, RunError
 from dograph.mixers.registry import build_mixer
 from dograph.records import (
@@ -37,8 +39,6 @@ from dograph.train.metrics import SUMMARIES
 from dograph.train.run_dir import RunDirectory
 
 NAMED = 3  # sources listed for a domain
-LINES, WIDTH = 12, 30  # of the chart of agreement
-MOST_PARSED = 2000  # rows for that chart
 MOST_LISTED = 40  # steps in an error
 RANKED = (
     "domain numbers are ranks by weight in this step's batch (0 has the largest weight), so the "
@@ -242,35 +242,14 @@ def domains_last(config: RunConfig) -> bool:
         return True
 
 
-def agreement_table(path: Path, skipped: Skipped | None = None) -> Table | None:
-    """A bar chart of the agreement of domains and sources (NMI) over a run.
-
-    Domains of a single batch mean nothing in another, so they are not pooled over batches.
-    """
-    run = RunDirectory.open(path)
-    key, over = "domains/batch_nmi", "in the step's batch"
-    if domains_last(run.config()):
-        key, over = "domains/nmi", "over ten batches"
-    seen, stride, known = 0, 1, list[tuple[float, float]]()
-
-    def look(line: bytes) -> bool:
-        nonlocal seen
-        seen += (is_known := key.encode() in line)
-        return is_known and seen % stride == 0
-
-    for row in with_gaps(run, skipped or Skipped(), look):
-        if 0 <= row.get(key, -1) <= 1:
-            known.append((row["step"], row[key]))
-        if len(known) == MOST_PARSED:  # a long run: every second one is enough from here on
-            known, stride = known[1::2], 2 * stride
-    if not known:
-        return None
-    every = max(1, len(known) // LINES)
-    table = number_table("agreement of domains with sources", "step")
-    table.add_column(f"NMI {over}", min_width=WIDTH + 5, no_wrap=True)
-    for step, nmi in known[every - 1 :: every]:
-        table.add_row(f"{step:.0f}", f"{nmi:.2f} " + "█" * round(WIDTH * nmi))
-    return table
+def agreement_line(graph: DomainGraph) -> str:
+    """How far the domains of a graph are the sources of their samples."""
+    sources = list(dict.fromkeys(name for node in graph.nodes for name in node.sources))
+    counts = [[node.sources.get(name, 0) for name in sources] for node in graph.nodes]
+    if not sources:
+        return "agreement of domains and sources: not known, no sample is recorded"
+    nmi_1, purity_1 = agreement_of_counts(torch.tensor([counts], dtype=torch.float64))
+    return f"agreement of domains and sources: NMI {nmi_1[0]:.3f}, purity {purity_1[0]:.3f}"
 
 
 def losses_table(paths: list[Path], skipped: Skipped | None = None) -> Table:
@@ -302,30 +281,25 @@ def losses_table(paths: list[Path], skipped: Skipped | None = None) -> Table:
 
 
 def last_validation(path: Path, skipped: Skipped) -> tuple[Row, Row]:
-    """The newest row of validation losses of a run, and how often each source was read since."""
-    run, row = RunDirectory.open(path), Row()
-    for new in with_gaps(run, skipped, lambda line: b'"valid/mean/loss_nats"' in line):
+    """The newest row of validation losses of a run, and how often each source was read since.
+
+    Steps that metrics.jsonl lacks are added to the warnings.
+    """
+    run, row, gaps = RunDirectory.open(path), Row(), StepGaps()
+
+    def is_wanted(line: bytes) -> bool:
+        gaps.add(step_of(line) or 0)
+        return b'"valid/mean/loss_nats"' in line
+
+    for new in read_metrics(run.metrics_file, skipped, is_wanted):
         row = new
+    for step in run.checkpoint_steps()[-1:]:  # its rows were written before it
+        gaps.add(step + 1)
+    skipped.notes += gaps.warnings(run.metrics_file)
     if not row:
         raise RunError(f"{path} has no validation yet; it runs one every eval.every steps")
     last = read_last(run.metrics_file, metrics_row, None, lambda line: b'"data/' in line)
     return row, {name: x for name, x in (last or {}).items() if name.startswith("data/")}
-
-
-def with_gaps(
-    run: RunDirectory, skipped: Skipped, wanted: Callable[[bytes], bool]
-) -> Iterator[Row]:
-    """Rows of metrics.jsonl; steps that it lacks are added to the warnings."""
-    gaps = StepGaps()
-
-    def look(line: bytes) -> bool:
-        gaps.add(step_of(line) or 0)
-        return wanted(line)
-
-    yield from read_metrics(run.metrics_file, skipped, look)
-    for step in run.checkpoint_steps()[-1:]:  # its rows were written before it
-        gaps.add(step + 1)
-    skipped.notes += gaps.warnings(run.metrics_file)
 
 
 def loss_cells(row: Row, name: str) -> list[str]:

@@ -3,17 +3,23 @@
 Shapes: B samples, K sketch, S sources.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from dograph.config import Fraction, Options, Refresh
+from dograph.config import Fraction, Options
 from dograph.domains.partition import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, Proxy, require_sources
-from dograph.mixers.source_weights import LearnedWeights, Names, SourceMixer, SourceOptions
+from dograph.mixers.source_weights import (
+    GradientMixer,
+    LearnedWeights,
+    Names,
+    SourceOptions,
+    unbiased_gram,
+)
 from dograph.types import Mixture, Signals
 
 MOST = 5.0  # of a step's score, in learning rates: the authors' dw_max; the least is 0
@@ -26,6 +32,7 @@ class DoGEUpdate(Options):
     mu: float = Field(0.01, gt=0)
     targets: Names = None  # None: all
     clip_norm: float = Field(5.0, gt=0)
+    alignment: Literal["independent", "same_batch"] = "independent"  # samples of <g_i, g_i>
     exclude_self: bool = False  # a source does not count for its own alignment
     smoothing: Fraction = 0.0  # c
 
@@ -34,7 +41,7 @@ class DoGEProxyOptions(DoGEUpdate, SourceOptions):
     owner: ClassVar[str] = "doge-proxy"
 
 
-class DoGEProxy(SourceMixer):
+class DoGEProxy(GradientMixer):
     """Raise the weight of sources whose gradient is aligned with that of the targets.
 
         W_i    = <g_i, sum_{j in targets} g_j>
@@ -46,6 +53,12 @@ class DoGEProxy(SourceMixer):
     sketches of K numbers are unbiased, with a variance of about 2 |g|^2 |h|^2 / K or less. The
     result is the average of a over the steps.
 
+    `alignment: independent` measures <g_i, g_i> between different samples, as the authors do with
+    their held-out target (`unbiased_gram`, scaled like g_i twice). A source with one sample in
+    the batch is compared with its gradient in an earlier batch, or has no such term if there is
+    none; an absent one keeps the last value. `same_batch` takes |g_i|^2 as it is: it includes the
+    noise of the batch and raises noisy sources.
+
     A sample of source i weighs a_i * (its scaling) / (the source's samples), with the new a: the
     gradient points along sum_i a_i g_i. Weights are divided by their sum, so its length differs
     from the authors' by one factor per step, which clipping and AdamW largely remove.
@@ -56,15 +69,19 @@ class DoGEProxy(SourceMixer):
     weights.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"sketch", "source"})
     option_type = DoGEProxyOptions
-    kept: ClassVar[dict[str, str]] = {"projection": "projection", "gradients": "gradient_SK"}
+    kept: ClassVar[dict[str, str]] = {
+        "projection": "projection",
+        "gradients": "gradient_SK",
+        "squares": "square_S",
+    }
     options: DoGEProxyOptions
     gradient_SK: Tensor | None = None  # the last one of each source, scaled down
-    projection: int | None = None  # of gradient_SK
+    # <g_i, g_i> between different samples, as last known. None with gradients: a state from before
+    # there was a choice of `alignment`; that run goes on with same_batch, as it began.
+    square_S: Tensor | None = None
     alignment_S: Tensor | None = None  # W of the last step
-    # Which sources train the model and which are targets, as 1.0 and 0.0; computed once.
-    _masks: tuple[Tensor, Tensor] | None = None
+    _train_S: Tensor | None = None  # 1.0 for sources that train the model, computed once
 
     def _trained(self, names: list[str]) -> list[str]:
         targets = self.options.targets
@@ -79,41 +96,28 @@ class DoGEProxy(SourceMixer):
             )
         return trained
 
-    def refresh(self, asked: Refresh | None) -> Refresh:
-        if asked not in (None, "never"):
-            raise ConfigError(
-                f"sketch.refresh={asked} with mixer.name=doge-proxy: a source that is absent from "
-                "a batch keeps its last sketch, so all must be under one projection; set "
-                "sketch.refresh=never"
-            )
-        return "never"
-
     def weigh(self, signals: Signals) -> Tensor:
-        sketch_BK = self._require(signals, "sketch_BK")
         if signals.lr is None:
             raise ConfigError("DoGEProxy's steps go with the learning rate; fill Signals.lr")
-        own_BS, lr = self._ready(signals), signals.lr
-        count_S, finite = own_BS.sum(dim=0), all_finite(sketch_BK)
-        mean_SK = (own_BS.mT @ sketch_BK.double()) / count_S.clamp_min(1)[:, None]
+        sketch_BK = self._require(signals, "sketch_BK")
+        (own_BS, count_S, sum_SK, sum_S), lr = self._sums(signals), signals.lr
+        finite, mean_SK = all_finite(sum_S), sum_SK / count_S.clamp_min(1)[:, None]
         scale_S: Tensor = (self.options.clip_norm / (mean_SK.norm(dim=1) + TINY)).clamp_max(1)
         if self.gradient_SK is None:
-            self.gradient_SK, self.projection = torch.zeros_like(mean_SK), signals.projection
-        if self.projection != signals.projection:
-            raise ConfigError(
-                "DoGEProxy keeps the last sketch of a source that is absent, so all must be under "
-                "one projection; this one was redrawn: use sketch.refresh=never"
-            )
+            self.gradient_SK, self.square_S = torch.zeros_like(mean_SK), torch.zeros_like(count_S)
         old_SK = self.gradient_SK.to(mean_SK.device)
         fresh_S = finite & (count_S > 0)
         self.gradient_SK = torch.where(fresh_S[:, None], scale_S[:, None] * mean_SK, old_SK)
-        if self._masks is None or self._masks[0].device != own_BS.device:
-            train, targets = self._trained(self.names), self.options.targets or self.names
-            self._masks = (
-                own_BS.new_tensor([float(name in train) for name in self.names]),
-                own_BS.new_tensor([float(name in targets) for name in self.names]),
-            )
-        train_S, target_S = self._masks
         product_SS = self.gradient_SK @ self.gradient_SK.mT
+        if self.options.alignment == "independent" and self.square_S is not None:
+            pairs_S = scale_S.square() * unbiased_gram(count_S, sum_SK, sum_S).diagonal()
+            known_S = torch.where(count_S > 1, pairs_S, (self.gradient_SK * old_SK).sum(dim=1))
+            self.square_S = torch.where(fresh_S, known_S, self.square_S.to(known_S.device))
+            product_SS = product_SS + (self.square_S - product_SS.diagonal()).diag()
+        if self._train_S is None or self._train_S.device != own_BS.device:
+            self._train_S = (self._initial() > 0).to(own_BS)
+        train_S = self._train_S
+        target_S = 1 - train_S if self.options.targets else train_S
         if self.options.exclude_self:
             product_SS = product_SS - product_SS.diag().diag()
         self.alignment_S = product_SS @ target_S

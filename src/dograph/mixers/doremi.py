@@ -29,6 +29,8 @@ class DoReMiUpdate(Options):
     loss_normalization: Literal["global", "per_source"] = "global"
     clip_excess_per: Literal["token", "source"] = "token"
     sampling: Literal["uniform", "natural"] = "uniform"
+    initial_weights: Literal["sampling", "uniform"] = "sampling"
+    mean_over: Literal["tokens", "samples"] = "tokens"
 
 
 class DoReMiProxyOptions(DoReMiUpdate, SourceOptions):
@@ -43,13 +45,17 @@ class DoReMiProxy(SourceMixer):
         s_d    = mean over the source's tokens of max(l_t - ref_t, 0)    (as before if absent)
         log a <- log a + eta s; a <- softmax; a <- (1 - c) a + c / S
 
-    The result is the average of a over the steps, a_0 included. A token of source d counts
-    a_d / p_d (p: the sampling shares) in the same step, divided by the sum over all tokens
+    The result is the average of a over the steps, a_0 included: the sampling shares p, or 1 / S
+    with `initial_weights: uniform`. A token of source d counts
+    a_d / p_d in the same step, divided by the sum over all tokens
     (`loss_normalization: global`, the authors' code), or a_d / (its tokens in the batch), which is
     the paper's mean by source (`per_source`). A source not seen yet has s_d = log(vocab_size).
 
     `clip_excess_per: source` clips the difference of the source's mean losses instead of the
     tokens' (as the code of DoGE and of Sow et al. does, with eta 0.1 and c 0).
+
+    Samples of different lengths count by their tokens if `Signals.num_tokens_B` has them, or alike
+    with `mean_over: samples`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"loss", "reference_loss", "source"})
@@ -63,9 +69,17 @@ class DoReMiProxy(SourceMixer):
         super().__init__(**options)
         self.reference = self.options.reference
 
+    def _initial(self) -> Tensor:
+        natural = self.options.sampling == "natural" and self.options.initial_weights == "sampling"
+        if natural and self.token_S is not None:  # else they come with the plan
+            return self.token_S / self.token_S.sum()
+        return super()._initial()
+
     def weigh(self, signals: Signals) -> Tensor:
         loss_B = self._require(signals, "loss_B")
         own_BS = self._ready(signals)
+        if self.options.mean_over == "tokens" and signals.num_tokens_B is not None:
+            own_BS = own_BS * signals.num_tokens_B[:, None]
         count_S = own_BS.sum(dim=0)
         if self.options.clip_excess_per == "token":
             compared_B = self._require(signals, "excess_loss_B")
@@ -80,6 +94,8 @@ class DoReMiProxy(SourceMixer):
                     "DoReMiProxy starts from log(vocab_size), the loss of a uniform prediction; "
                     "fill Signals.vocab_size"
                 )
+            if self.options.sampling == "natural" and self.options.initial_weights == "sampling":
+                self.known_token_S("mixer.sampling=natural")
             self.excess_S = torch.full_like(mean_S, math.log(signals.vocab_size))
         old_S = self.excess_S.to(mean_S.device)
         self.excess_S = excess_S = torch.where(finite & (count_S > 0), mean_S, old_S)

@@ -31,6 +31,7 @@ MIXERS = {
     "group-dro": "dograph.mixers.group_dro:GroupDRO",
     "doremi-proxy": "dograph.mixers.doremi:DoReMiProxy",
     "doge-proxy": "dograph.mixers.doge:DoGEProxy",
+    "rb": "dograph.mixers.rb:RB",
     **PLANNERS,
 }
 

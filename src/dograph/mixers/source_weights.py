@@ -12,7 +12,7 @@ import torch
 from pydantic import AfterValidator, ValidationInfo
 from torch import Tensor
 
-from dograph.config import Options
+from dograph.config import Options, Refresh
 from dograph.domains.partition import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Mixer
@@ -21,8 +21,11 @@ from dograph.types import Mixture, Signals
 
 MOST_POINTS = 50  # of a path; every second one is dropped when there are more
 RECENT = 0.1  # of the steps so far: `drift` is how far the average moved in them
-STILL_MOVING = 0.05  # drift (L1) above which the advice is to train longer
+# L1 distances (`LearnedWeights`) above which the advice is to train longer. Weights that move at a
+# constant speed hardly move their average: its drift is then a tenth of the other two distances.
+SETTLED = {"drift": 0.05, "last_from_average": 0.1, "second_half_from_first": 0.1}
 FEW_SOURCES = 1.5  # effective number of sources below which weights are called nearly one-hot
+ONE_PROJECTION = "it compares sketches of different steps; set sketch.refresh=never"
 
 Weights = dict[str, float]
 
@@ -75,17 +78,21 @@ class SourceMixer(Mixer):
         return sampling_mixture(self.option("sampling") or "uniform", lab.tokens)
 
     def _open(self, sources: Mapping[str, float] | Sequence[str]) -> None:
-        """Start from equal weights for the sources that train the model, 0 for the others."""
+        """Start with the initial weights of these sources."""
         self.names = list(sources)
         if isinstance(sources, Mapping):
             self.token_S = torch.tensor(list(sources.values()), dtype=torch.float64)
-        trained = self._trained(self.names)
-        taken = [float(name in trained) for name in self.names]
-        self.weight_S = torch.tensor(taken, dtype=torch.float64) / sum(taken)
+        self.weight_S = self._initial()
         self.average_S = torch.zeros_like(self.weight_S)
         self.count, self.every, self.path = 0, 1, []
         if self.counts_first:
             self._count_in()
+
+    def _initial(self) -> Tensor:
+        """Weights before the first step: equal for sources that train the model, 0 for others."""
+        trained = self._trained(self.names)
+        taken = [float(name in trained) for name in self.names]
+        return torch.tensor(taken, dtype=torch.float64) / sum(taken)
 
     def _trained(self, names: list[str]) -> list[str]:
         """Sources that the model is trained on."""
@@ -98,9 +105,9 @@ class SourceMixer(Mixer):
             raise ConfigError(f"{kind} weighs by {name}, which these signals do not have")
         return value.detach()
 
-    def _ready(self, signals: Signals) -> Tensor:
+    def _ready(self, signals: Signals, name: str = "source_B") -> Tensor:
         """Move the weights to the signals' device; returns each sample's source, one-hot (B, S)."""
-        source_B = self._require(signals, "source_B")
+        source_B = self._require(signals, name)
         if not self.names:
             raise ConfigError(
                 f"{type(self).__name__} has one weight per source and does not know the sources: "
@@ -159,7 +166,7 @@ class SourceMixer(Mixer):
             "weights/entropy_nats": entropy,
             "weights/effective_sources": entropy.exp(),
         }
-        if (before := point_before(self.count, self.every)) is not None:
+        if (before := newest_point(int((1 - RECENT) * self.count), self.every)) is not None:
             report["weights/drift"] = (self.average_S - self.path[before][1]).abs().sum()
         quantities = {"now": self.weight_S, "average": self.average_S, **value_S}
         for quantity, own_S in quantities.items():
@@ -179,7 +186,7 @@ class SourceMixer(Mixer):
             "average": self.average_S,
             "path_weights": torch.stack([weight_S for weight_S, _ in points]),
             "path_averages": torch.stack([average_S for _, average_S in points]),
-            **{name: getattr(self, attribute) for name, attribute in self.kept.items()},
+            **{name: getattr(self, attribute, None) for name, attribute in self.kept.items()},
         }
         return {name: value for name, value in state.items() if value is not None}
 
@@ -193,15 +200,54 @@ class SourceMixer(Mixer):
             setattr(self, attribute, state.get(name))
 
 
-def point_before(count: int, every: int) -> int | None:
-    """Index of the newest point of a path from before the last tenth of `count`."""
-    index = int((1 - RECENT) * count) // every - 1
-    return index if index >= 0 else None
+class GradientMixer(SourceMixer):
+    """The common part of mixers that compare the sources' gradients, known by their sketches."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"sketch", "source"})
+    projection: int | None = None  # of the sketches that it keeps
+
+    def refresh(self, asked: Refresh | None) -> Refresh:
+        if asked not in (None, "never"):
+            raise ConfigError(f"sketch.refresh={asked} with {self.options.owner}: {ONE_PROJECTION}")
+        return "never"
+
+    def _sums(self, signals: Signals, name: str = "source_B") -> tuple[Tensor, ...]:
+        """Each sample's source, one-hot; of each source the samples, sum and sum of squares."""
+        sketch_BK = self._require(signals, "sketch_BK").double()
+        if self.projection not in (None, signals.projection):
+            raise ConfigError(f"a new projection in {self.options.owner}: {ONE_PROJECTION}")
+        own_BS, self.projection = self._ready(signals, name), signals.projection
+        square_B = sketch_BK.square().sum(dim=1)
+        return own_BS, own_BS.sum(dim=0), own_BS.mT @ sketch_BK, own_BS.mT @ square_B
+
+
+def newest_point(count: int, every: int) -> int | None:
+    """Index of the newest point of a path among the first `count` weights, None without one."""
+    return count // every - 1 if count >= every else None
+
+
+def distance(one: Weights, other: Weights) -> float:
+    """L1; twice the share of all draws that come from other sources."""
+    return math.fsum(abs(weight - other[name]) for name, weight in one.items())
 
 
 def means_by_source(value_B: Tensor, own_BS: Tensor) -> Tensor:
     """Mean of each source's samples, 0 where it has none. A matmul: it repeats bit for bit."""
     return own_BS.mT @ value_B.double() / own_BS.sum(dim=0).clamp_min(1)
+
+
+def unbiased_gram(count_S: Tensor, sum_SK: Tensor, square_S: Tensor) -> Tensor:
+    """Inner products <g_i, g_j> of the sources' true gradients, from samples s of each source.
+
+    `sum_SK` has the sums of s, `square_S` those of |s|^2. Means m of different samples give
+    unbiased products, but |m|^2 is too large by the variance of s over n: the noisiest source would
+    seem the best aligned with itself. So the diagonal is the mean of <s, s'> over all pairs of two
+    different samples, (|sum s|^2 - sum |s|^2) / (n (n - 1)), which may be negative; 0 without any.
+    """
+    mean_SK, pairs_S = sum_SK / count_S.clamp_min(1)[:, None], count_S * (count_S - 1)
+    product_S = (sum_SK.square().sum(dim=1) - square_S) / pairs_S.clamp_min(1)
+    gram_SS, own_S = mean_SK @ mean_SK.mT, torch.where(pairs_S > 0, product_S, 0.0)
+    return gram_SS + (own_S - gram_SS.diagonal()).diag()
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +256,10 @@ class LearnedWeights:
 
     average: Weights
     last: Weights
-    drift: float | None  # L1 distance the average moved in the last tenth; None: too short a run
+    # L1 distances: `drift`, of the average before the last tenth of the steps to the average;
+    # `last_from_average`; `second_half_from_first`, of the averages of both halves of the steps.
+    # None: too short a run.
+    distances: dict[str, float | None]
     trajectory: list[dict[str, Any]]  # at most 50 points: steps done, weights, their average
 
     @classmethod
@@ -229,10 +278,15 @@ class LearnedWeights:
             {"steps": n * every - before, "weights": named(weight_S), "average": mean}
             for n, (weight_S, mean) in enumerate(path, start=1)
         ]
-        average, drift = named(state["average"]), None
-        if (index := point_before(state["count"], every)) is not None:
-            drift = math.fsum(abs(w - averages[index][name]) for name, w in average.items())
-        return cls(average, named(state["weights"]), drift, trajectory)
+        average, last, count = named(state["average"]), named(state["weights"]), state["count"]
+        distances: dict[str, float | None] = dict.fromkeys(SETTLED)
+        distances["last_from_average"] = distance(last, average)
+        if (index := newest_point(int((1 - RECENT) * count), every)) is not None:
+            distances["drift"] = distance(average, averages[index])
+        if (index := newest_point(count // 2, every)) is not None:
+            part = 1 - (index + 1) * every / count  # that the second half is of the average
+            distances["second_half_from_first"] = distance(average, averages[index]) / part
+        return cls(average, last, distances, trajectory)
 
     @property
     def entropy(self) -> float:
@@ -244,7 +298,7 @@ class LearnedWeights:
         return {
             "weights": self.average,
             "last": self.last,
-            "drift": self.drift,
+            **self.distances,
             "entropy_nats": self.entropy,
             "effective_sources": math.exp(self.entropy),
             "trajectory": self.trajectory,
@@ -253,10 +307,15 @@ class LearnedWeights:
     def advice(self, remedy: str) -> list[str]:
         """What to change, if anything; `remedy` is against nearly one-hot weights."""
         advice, effective = [], math.exp(self.entropy)
-        if self.drift is not None and self.drift > STILL_MOVING:
+        far = [
+            f"{name} {value:.3f} (limit {SETTLED[name]:g})"
+            for name, value in self.distances.items()
+            if value is not None and value > SETTLED[name]
+        ]
+        if far:
+            moved = ", ".join(far)
             advice.append(
-                f"the averaged weights still moved by {self.drift:.3f} (L1) in the last tenth of "
-                "the proxy's steps: train the proxy longer"
+                f"weights have not settled (L1 distances): {moved}; train the proxy longer"
             )
         if len(self.average) > 1 and effective < FEW_SOURCES:
             top = max(self.average, key=lambda name: self.average[name])

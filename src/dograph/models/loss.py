@@ -4,7 +4,7 @@ Shapes: B samples, T tokens, D width, V (padded) vocabulary.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dograph.errors import ConfigError
 from dograph.sketch.cover import blocks_of
+from dograph.sketch.gradients import undisturbed
 from dograph.sketch.head import IGNORED
 from dograph.sketch.rules import replaced_forward
 
@@ -104,8 +105,8 @@ def logits_are_of_the_head(model: Any) -> bool:
         return logits_BTV
 
     try:
-        with _unchanged(model), torch.no_grad():
-            last = model.base_model(input_ids=token_BT, use_cache=False)
+        with undisturbed(model), torch.no_grad():
+            last = model.eval().base_model(input_ids=token_BT, use_cache=False)
             with replaced_forward(head, replaced):
                 returned = model(input_ids=token_BT, use_cache=False)
     except (RuntimeError, TypeError, ValueError):
@@ -128,27 +129,6 @@ def is_as_returned(outputs: Any, logits: Tensor | None) -> bool:
     # The version counts changes in place; torch.compile has none.
     in_place = not torch.compiler.is_compiling() and logits._version > 0
     return getattr(outputs, "logits", None) is logits and not in_place
-
-
-@contextmanager
-def _unchanged(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in evaluation; its modes, buffers and the state of random numbers come back."""
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    used = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    try:
-        with torch.random.fork_rng(devices=list(used)):
-            yield model.eval()
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        for module, name, buffer, before in buffers:
-            module._buffers[name] = buffer.copy_(before)
 
 
 # torch.compile by region: every block, the norms outside them, and the loss.

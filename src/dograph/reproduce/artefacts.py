@@ -190,16 +190,14 @@ class Dataset(NamedTuple):
     about: str
     keep: str  # fraction of the documents for a small corpus
     tokens: str  # that this gives
-    keep_of_file: str  # fraction of one training file that gives as many
 
 
-# SlimPajama-6B has 48 training files, the Pile 30. A smaller part of the Pile might lose Ubuntu
-# IRC, which has few and long documents.
+# A smaller part of the Pile might lose Ubuntu IRC, which has few and long documents.
 DATASETS = {
     "slimpajama": Dataset(
-        "slimpajama-6b", "SlimPajama-6B, 6B tokens of seven sources", "0.006", "36M", "0.3"
+        "slimpajama-6b", "SlimPajama-6B, 6B tokens of seven sources", "0.006", "36M"
     ),
-    "pile": Dataset("pile", "the Pile, 17 of its sets", "0.0005", "150M", "0.015"),
+    "pile": Dataset("pile", "the Pile, 17 of its sets", "0.0005", "150M"),
 }
 
 
@@ -265,17 +263,13 @@ def require_corpus(wanted: Wanted) -> None:
     folder, data = Path(wanted.corpus_name), DATASETS[wanted.artefact.data]
     if (folder / MANIFEST).is_file():
         return
-    command = f"  dograph data prepare {data.recipe} --tokenizer gpt2"
-    how = f"Prepare it from the Hugging Face hub with:\n{command} --out {folder}"
+    how, keep = "Prepare it from the Hugging Face hub", ""
     if wanted.scale == "mini":
-        how = (
-            f"A part of the dataset on the Hugging Face hub is enough, about {data.tokens} tokens:"
-            f"\n{command} --keep {data.keep} --out {folder}\n"
-            "This reads the whole dataset once. One of its training files on disk is enough, too:"
-            f"\n  dograph data prepare FILE --recipe {data.recipe} --tokenizer gpt2 --keep "
-            f"{data.keep_of_file} --out {folder}"
-        )
-    raise CorpusError(f"{folder} is not a prepared corpus. {how}\nOr use yours: data.corpus=DIR")
+        how, keep = f"{how}, about {data.tokens} tokens of it", f" --keep {data.keep}"
+    raise CorpusError(
+        f"{folder} is not a prepared corpus. {how}:\n  dograph data prepare {data.recipe} "
+        f"--tokenizer gpt2{keep} --out {folder}\nOr use yours: data.corpus=DIR (docs/reproduce.md)"
+    )
 
 
 def _ask(wanted: Wanted, changes: Mapping[str, Any], out: Path) -> Ask:

@@ -1,7 +1,7 @@
 """The paper's numbers as printed, each with the label of its table or figure in the paper.
 
-Methods have our labels: `dograph-paper` is the paper's DoGraph. Only `ERRATA` is ours: where the
-numbers contradict each other or the paper's text.
+Methods have our labels: `dograph-paper` is the paper's DoGraph. Where the numbers contradict each
+other or the paper's text: docs/reproduce.md.
 """
 
 # The paper's three groups of tasks, in the order of its columns.
@@ -72,7 +72,7 @@ def score(table: str, method: str, task: str) -> float | None:
     return None if row is None else row[(*TASKS, AVERAGE).index(task)]
 
 
-# tab:pretrain_results, printed as perplexity; see ERRATA.
+# tab:pretrain_results, printed as perplexity, but in nats.
 VALIDATION_LOSS = {
     "uniform": 4.13,
     "dynamic-loss": 3.10,
@@ -99,56 +99,3 @@ BEST_NUM_DOMAINS = 11
 HOURS = 20.37  # pre-training with DoGraph on two H200
 OVER_REGMIX = 4.51  # time above RegMix, in per cent
 BUDGET_TOKENS = 100e9
-
-
-# Inconsistencies: the table or figure, the artefacts it concerns, the problem.
-ERRATA = (
-    (
-        "tab:benchmark_joint_3",
-        ("gpt2-small",),
-        "the printed averages 36.2 (Dynamic Loss-Based) and 36.4 (DoGraph) are not those of their "
-        "rows, whose nine numbers average 36.0 and 36.8; differences here use the printed averages",
-    ),
-    (
-        "tab:benchmark_joint, tab:benchmark_joint_3",
-        ("gpt2-small", "gpt2-medium"),
-        "OpenBookQA at 11.5 to 14.8 is far below chance (25): these are values of acc, not of the "
-        "acc_norm that the paper says it reports",
-    ),
-    (
-        "tab:benchmark_joint_1, tab:benchmark_joint_2, tab:benchmark_joint_3",
-        ("gpt2-small", "llama-1.1b", "llama-3.2-3b"),
-        "COPA has 100 items, so one run scores a whole number of per cent; 57.2 or 65.8 must be a "
-        "mean over runs, and the paper does not give their number",
-    ),
-    (
-        "tab:benchmark_joint",
-        ("gpt2-medium",),
-        "the text says that reasoning gains most; in its own table DoGraph gains 2.0 points there "
-        "over Uniform, 3.5 on reading comprehension and 2.9 on language modelling",
-    ),
-    (
-        "tab:pretrain_results, tab:opt_objectives",
-        ("validation-loss", "objectives", "num-domains", "model-scale"),
-        'the values printed as "PPL" (3.09 to 4.51) cannot be perplexities of such models: they '
-        "are nats, perplexities of 22 to 91; here losses are in nats, with their exp",
-    ),
-    (
-        "fig:efficiency_h200",
-        ("cost",),
-        "the caption's 100B tokens are 203 times those of the training table (20,000 steps of "
-        "48 x 512); the caption says GPU hours, the text hours; the paper does not say whether "
-        "RegMix's proxies are included",
-    ),
-    (
-        "tab:train-hparams-vertical",
-        ("llama-1.1b", "llama-3.2-3b"),
-        "25,000 steps of 64 samples are 1,600,000 documents; the printed 1,280,000 would be 20,000 "
-        "steps. Runs here have 25,000",
-    ),
-)
-
-
-def errata(name: str) -> list[str]:
-    """One line per inconsistency that concerns an artefact."""
-    return [f"{where}: {problem}" for where, artefacts, problem in ERRATA if name in artefacts]

@@ -14,16 +14,13 @@ import torch.nn.functional as F
 
 from dograph.compare.tables import TextTable
 from dograph.errors import DographError
-from dograph.eval.gradients import principal, probed_steps, read_probe
+from dograph.eval.gradients import principal, read_probe
 from dograph.eval.inspect import perceived
 from dograph.eval.merging import Merging, merging
-from dograph.files import write_json
-from dograph.records import read_record
 from dograph.reproduce.verdicts import Claim, Reproduction, RunMetric, Study
 from dograph.stats import ANY, SHARE_CHANGE
 
 NUM_DOMAINS = 11
-COORDINATES = "pca.json"
 _HEADS = {
     "separation": "separation [95 %]",
     "separation_directions": "of directions [95 %]",
@@ -34,25 +31,19 @@ _SHARES = ("nmi", "purity")  # between 0 and 1
 
 
 def gradient_pca(study: Study) -> Reproduction:
-    """fig:domain_evolution: PCA coordinates in a file, and numbers for what it shows to the eye."""
-    (ask,) = study.asks.values()
+    """fig:domain_evolution: numbers for what the picture shows to the eye."""
     by_method, notes = _merged(study)
-    coordinates = {label: _coordinates(Path(many.runs[0])) for label, many in by_method.items()}
-    file = ask.out / COORDINATES
-    written = read_record(file, dict[str, Any]) or {}  # of other methods, made before
-    write_json(file, written | coordinates)
     apart = "sources are apart in gradient space at first and merge in training"
     follow = "domains follow sources less as training goes on"
     tables, verdicts, data = [], [], {}
     for label, many in by_method.items():
         tables.append(_over_training(label, many, tuple(_HEADS)))
-        data[label] = {**many.record(), "pca": coordinates[label]["explained"]}
+        data[label] = {**many.record(), "pca": _explained(Path(many.runs[0]), many.steps)}
         verdicts += _changes(label, many, apart, ("separation", "separation_directions"))
         verdicts += _changes(label, many, follow, ("nmi",))
     notes += [
         "separation: unbiased MMD^2 between two sources over their spread, mean over pairs",
-        f"coordinates of every probe row of the first seed: {file}; pictures of the probes of a "
-        "run: dograph report RUN --figures DIR",
+        "pictures of the probes of a run: dograph report RUN --figures DIR",
     ]
     return Reproduction(tables, data, verdicts, notes)
 
@@ -135,17 +126,7 @@ def _changes(label: str, many: Merging, says: str, names: Iterable[str]) -> list
     return claims
 
 
-def _coordinates(run: Path) -> dict[str, Any]:
-    """Each probe on axes of its own, as in the paper: on the last one's, early ones are a dot."""
-    probes = [read_probe(run, step) for step in probed_steps(run)]
-    at = {str(probe.step): principal(probe.sketch_NK) for probe in probes}
-    return {
-        "run": str(run),
-        "sources": probes[-1].sources,
-        "source": probes[-1].source_N.tolist(),
-        "explained": {step: p.explained_C.tolist() for step, p in at.items()},
-        "coordinates": {
-            step: [[round(float(x), 6) for x in row] for row in p.coordinate_NC]
-            for step, p in at.items()
-        },
-    }
+def _explained(run: Path, steps: Sequence[int]) -> dict[str, list[float]]:
+    """The shares of the variance on the first two principal axes of each probe."""
+    probes = {str(step): principal(read_probe(run, step).sketch_NK) for step in steps}
+    return {step: components.explained_C.tolist() for step, components in probes.items()}

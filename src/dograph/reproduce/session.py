@@ -33,7 +33,7 @@ from dograph.files import plain, sha256_of, write_json
 from dograph.models.presets import PRESETS
 from dograph.plan.pool import Pool
 from dograph.records import read_record
-from dograph.reproduce import outcomes, paper, seen
+from dograph.reproduce import outcomes, seen
 from dograph.reproduce.artefacts import DATASETS, Artefact, Wanted
 from dograph.reproduce.verdicts import Reproduction, Study
 from dograph.train.distributed import describe_environment, pick_device
@@ -274,7 +274,6 @@ def finish(study: Study, request: EvalRequest, out: Path, report: Report) -> Rep
         "results": outcome.data,
         "verdicts": [claim.record() for claim in outcome.verdicts],
         "setup": outcome.setup,
-        "errata": paper.errata(artefact.name),
         "notes": outcome.notes,
         "failures": outcome.failures,
     }
@@ -295,14 +294,15 @@ def write_record(file: Path, name: str, record: Mapping[str, Any]) -> None:
 
 
 def print_outcome(console: Console, artefact: Artefact, outcome: Reproduction) -> None:
-    """Tables, differences in set-up, errors of the paper, notes, verdicts."""
+    """Tables, differences in set-up, notes, verdicts."""
     for table in outcome.tables:
         console.print(table)
     lists: dict[str, Sequence[str]] = {
         "differences to the paper's set-up:": outcome.setup,
-        "errors in the paper:": paper.errata(artefact.name),
         "notes:": outcome.notes,
-        f"claims of the paper ({artefact.where}):": [claim.line for claim in outcome.verdicts],
+        f"claims of the paper ({artefact.where}; its inconsistencies: docs/reproduce.md):": [
+            claim.line for claim in outcome.verdicts
+        ],
     }
     for title, lines in lists.items():
         if lines:

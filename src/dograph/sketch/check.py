@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dograph.errors import ConfigError
-from dograph.sketch.gradients import Gradients
+from dograph.sketch.gradients import Gradients, undisturbed
 from dograph.sketch.rules import EmbeddingRule, Rule
 
 if TYPE_CHECKING:
@@ -270,31 +270,14 @@ class CheckedRecord:
 
     @contextmanager
     def undisturbed(self) -> Iterator[Callable[[], None]]:
-        """Restore random state, buffers and `.grad`; run compiled regions uncompiled.
-
-        Gives the function that restores random state and buffers between two runs.
-        """
-        sketcher, is_cuda = self.sketcher, self.token_BT.is_cuda
-        grads = {name: p.grad for name, p in sketcher.parameters.items()}
-        buffers = [(buffer, buffer.clone()) for buffer in sketcher.model.buffers()]
-        of_cpu = torch.get_rng_state()
-        of_gpu = torch.cuda.get_rng_state(self.token_BT.device) if is_cuda else None
-
-        def rewind() -> None:
-            torch.set_rng_state(of_cpu)
-            if of_gpu is not None:
-                torch.cuda.set_rng_state(of_gpu, self.token_BT.device)
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
-
-        with torch.compiler.set_stance("force_eager"):
-            try:
-                yield rewind
-            finally:
-                rewind()
-                for name, gradient in grads.items():
-                    sketcher.parameters[name].grad = gradient
+        """The model undisturbed, its `.grad` too; compiled regions run uncompiled."""
+        grads = {name: p.grad for name, p in self.sketcher.parameters.items()}
+        try:
+            with torch.compiler.set_stance("force_eager"), undisturbed(self.sketcher.model) as back:
+                yield back
+        finally:
+            for name, gradient in grads.items():
+                self.sketcher.parameters[name].grad = gradient
 
     def compare(self) -> None:
         """Run a few rows again, recorded and unrecorded; raise if they disagree."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dograph.errors import ConfigError, did_you_mean
 from dograph.sketch.gains import GainRule, GivenRule, LayerRule
-from dograph.sketch.gradients import is_sharded
+from dograph.sketch.gradients import is_sharded, undisturbed
 from dograph.sketch.rules import (
     EmbeddingRule,
     MatrixRule,
@@ -107,14 +107,8 @@ def rule_of(path: str, module: Any, own: dict[str, str], given: Given) -> Rule |
             return rule
     if next(module.children(), None) is not None:  # its forward runs other layers
         return None
-    rng, buffers = torch.get_rng_state(), [(b, b.clone()) for b in module.buffers()]
-    try:
+    with undisturbed(module):
         return next((rule for rule, fits in _candidates(path, module, own) if fits()), None)
-    finally:
-        torch.set_rng_state(rng)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
 
 
 def _of_torch(path: str, module: Any, own: dict[str, str]) -> Rule | None:

@@ -8,7 +8,8 @@ Shapes: B samples, b those of this rank, K sketch, N rows (samples times tokens)
 axes of a weight.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -181,6 +182,38 @@ def unwrapped(model: nn.Module) -> nn.Module:
     while isinstance(model, DistributedDataParallel | torch._dynamo.OptimizedModule):
         model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
     return model
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """Leave no trace of what runs inside: random state, buffers, training and eval modes.
+
+    Gives the function that restores random state and buffers between two runs.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    of_cpu, used = torch.get_rng_state(), {p.device for p in model.parameters() if p.is_cuda}
+    of_gpus = {device: torch.cuda.get_rng_state(device) for device in used}
+
+    def rewind() -> None:
+        torch.set_rng_state(of_cpu)
+        for device, state in of_gpus.items():
+            torch.cuda.set_rng_state(state, device)
+        with torch.no_grad():
+            for module, name, buffer, before in buffers:  # a forward may put another in its place
+                module._buffers[name] = buffer.copy_(before)
+
+    try:
+        yield rewind
+    finally:
+        rewind()
+        for module, mode in modes:
+            module.training = mode
 
 
 class ModelTree:

@@ -39,6 +39,7 @@ from dograph.mixers.base import Mixer, read_together
 from dograph.models.loss import PerSampleLoss, uncompiled
 from dograph.records import Row as Row
 from dograph.records import unpacked
+from dograph.sketch.gradients import undisturbed
 from dograph.sketch.projection import Projection
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.distributed import World
@@ -397,22 +398,17 @@ def sketch_rows(
     (dropout is off), and every layer back in its training or eval mode.
     """
     model, device = sketcher.model, next(iter(sketcher.parameters.values())).device
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.enable_grad():
-            for token_bT in token_NT.split(at_once):
-                token_bT = token_bT.to(device)
-                with ExitStack() as taps:
-                    with torch.autocast(device.type, torch.bfloat16, enabled=half):
-                        taps.enter_context(sketcher.record(token_bT, step))
-                        loss_b = model(token_bT)
-                    result = sketcher.sketch(loss_b, keep=False)
-                assert result.sketch_BK is not None
-                yield loss_b.detach(), result.sketch_BK, result.groups
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with undisturbed(model), torch.enable_grad():
+        model.eval()
+        for token_bT in token_NT.split(at_once):
+            token_bT = token_bT.to(device)
+            with ExitStack() as taps:
+                with torch.autocast(device.type, torch.bfloat16, enabled=half):
+                    taps.enter_context(sketcher.record(token_bT, step))
+                    loss_b = model(token_bT)
+                result = sketcher.sketch(loss_b, keep=False)
+            assert result.sketch_BK is not None
+            yield loss_b.detach(), result.sketch_BK, result.groups
 
 
 def nearest_rows(

@@ -139,7 +139,7 @@ class RunDirectory:
         """Remove temporary files of a killed process."""
         places = ((self.checkpoints, ".*"), (self.path, ".*.tmp"), (self.probes, ".*.tmp"))
         for path in [path for folder, pattern in places for path in folder.glob(pattern)]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            _remove(path)
 
     def rotate(self, keep: int) -> None:
         """Delete all but the newest `keep` checkpoints, each by a rename first."""
@@ -192,11 +192,12 @@ class RunDirectory:
 
         Scores of the model of an earlier end are kept under the name of its step.
         """
-        if (link := self.path / "model").is_symlink():
-            ended = link.readlink().parent.name.removeprefix("step-")
-            if ended.isdecimal() and int(ended) < steps and (scores := self.path / EVAL).is_file():
-                os.rename(scores, self.path / f"eval-step-{int(ended)}.json")
-            link.unlink()
+        if (link := self.path / "model").is_dir():
+            name = link.resolve().parent.name.removeprefix("step-")
+            ended = int(name) if name.isdecimal() else max(self.checkpoint_steps(), default=0)
+            if ended < steps and (scores := self.path / EVAL).is_file():
+                os.rename(scores, self.path / f"eval-step-{ended}.json")
+            _remove(link)
         self.validation_file.unlink(missing_ok=True)
 
     def link_model(self, step: int) -> None:
@@ -204,8 +205,15 @@ class RunDirectory:
         link, temporary = self.path / "model", self.path / ".model.tmp"
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(self.checkpoint(step).relative_to(self.path) / "model")
+        if not link.is_symlink():  # a copy of a run may have a folder instead
+            _remove(link)
         os.replace(temporary, link)
         sync_file(self.path)
+
+
+def _remove(path: Path) -> None:
+    """A file, a link or a folder, if it is there."""
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 def _steps(file: Path) -> Iterator[tuple[int, int]]:

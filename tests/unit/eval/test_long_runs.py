@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dograph.errors import RunError
 from dograph.eval.recorded import (
-    agreement_table,
+    agreement_line,
     explain_step,
     last_validation,
     losses_table,
@@ -35,7 +35,7 @@ run, step = Path(sys.argv[1]), int(sys.argv[2])
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before, start = peak(), time.process_time()
 recorded.losses_table([run], Skipped())
-recorded.read_graph(run, None), recorded.agreement_table(run)
+recorded.agreement_line(recorded.read_graph(run, None))
 recorded.explain_step(run, step), recorded.samples_of_step(run, step)
 read = peak() - before
 page = render(collect(open_subjects([run])))
@@ -73,7 +73,7 @@ def test_both_forms_of_the_files_are_read(run):
     graph = read_graph(run, None, skipped)
     assert (graph.step, len(graph.nodes), len(graph.edges)) == (100, 11, 55)
     assert read_graph(run, 50, skipped).step == 50
-    assert "120" in shown(agreement_table(run, skipped))
+    assert agreement_line(graph).startswith("agreement of domains and sources: NMI 0.")
     explained = explain_step(run, 120, skipped)
     assert (len(explained.domains), len(explained.weight_B)) == (11, BATCH)
     assert len(samples_of_step(run, 119, skipped)) == BATCH

@@ -11,8 +11,8 @@ from corpora import write_corpus
 from dograph.config import resolve_config
 from dograph.errors import ConfigError, RunError
 from dograph.eval.gradients import probed_steps, read_probe
+from dograph.eval.inspect import pairwise_mmd
 from dograph.eval.merging import merging, verdict
-from dograph.eval.mmd import pairwise_mmd
 from dograph.plan.jobs import Job, run_job
 from dograph.stats import Interval
 from probed_runs import SOURCES, write_run

@@ -8,7 +8,7 @@ from scipy import stats
 from torch.testing import assert_close
 
 from dograph.eval.gradients import Separation, jackknife_variance, separation
-from dograph.eval.mmd import pairwise_mmd
+from dograph.eval.inspect import pairwise_mmd
 
 
 def rows(sizes):

@@ -22,6 +22,7 @@ from dograph.types import Signals
 
 NAMES = ["a", "b", "c"]
 UNCLIPPED = 1e9
+RULES = ["same_batch", "independent"]
 LR = 5e-4
 
 
@@ -49,7 +50,7 @@ def test_contract(options):
 
 
 def test_vector():
-    mixer = DoGEProxy(sources=NAMES, clip_norm=UNCLIPPED)
+    mixer = DoGEProxy(sources=NAMES, clip_norm=UNCLIPPED, alignment="same_batch")
     weight_B = mixer.weigh(signals([[1, 0, 0], [0, 2, 0], [1, 1, 1]], [0, 1, 2]))
     score_S = (mixer.weight_S * 3).log() * 0.01  # up to a constant
     expected = [0.00063397, 0.00190192, 0.00190192]
@@ -63,20 +64,32 @@ def test_vector():
     assert mixer.alignment_S.tolist() == pytest.approx([2, 6, 6])
 
 
-def by_hand(steps, *, targets, clip, mu, exclude_self):
+def between_samples(rows):
+    """Mean of the products of two different samples, one by one."""
+    pairs = [(a, b) for a in range(len(rows)) for b in range(len(rows)) if a != b]
+    return np.mean([rows[a] @ rows[b] for a, b in pairs])
+
+
+def by_hand(steps, *, targets, clip, mu, exclude_self, alignment):
     """The authors' loop in numpy: weights after every step."""
     train = [i for i in range(3) if targets is None or i not in targets]
     targets = list(range(3)) if targets is None else targets
-    g, a, path = np.zeros((3, 4)), np.zeros(3), []
+    g, own, a, path = np.zeros((3, 4)), np.zeros(3), np.zeros(3), []
     a[train] = 1 / len(train)
     for rows, source_B, lr in steps:
         for i in set(source_B.tolist()):
-            mean = rows[source_B == i].mean(axis=0)
-            g[i] = mean * min(1, clip / (np.linalg.norm(mean) + 1e-6))
+            mean, before = rows[source_B == i].mean(axis=0), g[i].copy()
+            scale = min(1, clip / (np.linalg.norm(mean) + 1e-6))
+            g[i] = mean * scale
+            one = (source_B == i).sum() == 1
+            own[i] = g[i] @ before if one else scale**2 * between_samples(rows[source_B == i])
+            if alignment == "same_batch":
+                own[i] = g[i] @ g[i]
         norm = np.mean([np.linalg.norm(g[i]) for i in train])
         new = np.zeros(3)
         for i in train:
-            aligned = sum(g[i] @ g[j] for j in targets if not (exclude_self and i == j))
+            self_term = own[i] if i in targets and not exclude_self else 0
+            aligned = sum(g[i] @ g[j] for j in targets if i != j) + self_term
             score = np.clip(lr * aligned / (norm + 1e-6), 0, 5 * lr)
             new[i] = a[i] * math.exp(score / mu)
         a = new / new.sum()
@@ -86,18 +99,18 @@ def by_hand(steps, *, targets, clip, mu, exclude_self):
 
 @pytest.mark.parametrize("targets", [None, ["b"], ["a", "c"]], ids=str)
 @pytest.mark.parametrize("exclude_self", [False, True])
-def test_many_steps_by_hand(targets, exclude_self):
+@pytest.mark.parametrize("alignment", RULES)
+def test_many_steps_by_hand(targets, exclude_self, alignment):
     """Sources come and go; rates change; large gradients are scaled down, negative scores are 0."""
     rng = np.random.default_rng(2)
     steps = []
     for n in range(40):
         source_B = rng.integers(0, 3 if n > 2 else 2, size=4)
         steps.append((2 * rng.normal(size=(4, 4)), source_B, 1e-3 * (1 + n % 5)))
-    mixer = DoGEProxy(
-        sources=NAMES, mu=0.03, clip_norm=2.0, targets=targets, exclude_self=exclude_self
-    )
+    options = {"mu": 0.03, "exclude_self": exclude_self, "alignment": alignment}
+    mixer = DoGEProxy(sources=NAMES, clip_norm=2.0, targets=targets, **options)
     indices = None if targets is None else [NAMES.index(name) for name in targets]
-    path = by_hand(steps, targets=indices, clip=2.0, mu=0.03, exclude_self=exclude_self)
+    path = by_hand(steps, targets=indices, clip=2.0, **options)
     for n, ((rows, source_B, lr), expected) in enumerate(zip(steps, path, strict=True)):
         weight_B = mixer.weigh(signals(rows, source_B.tolist(), n, lr)).numpy()
         assert mixer.weight_S.numpy() == pytest.approx(expected, rel=1e-9)
@@ -116,7 +129,7 @@ def sample_weights(rows, source_B, a):
 
 def test_one_step_moves_log_weights_by_five_rates_at_most():
     """Gradients of a and c are long enough to be cut off there, that of b is not."""
-    mixer = DoGEProxy(sources=NAMES, clip_norm=UNCLIPPED)
+    mixer = DoGEProxy(sources=NAMES, clip_norm=UNCLIPPED, alignment="same_batch")
     mixer.weigh(signals([[40.0, 0, 0], [0, 2.0, 0], [0, 0, 48.0]], [0, 1, 2]))
     norm = (40 + 2 + 48) / 3 + 1e-6
     scores = [5.0, 4 / norm, 5.0]  # of a and c: 1600 / 30 and 2304 / 30
@@ -132,6 +145,43 @@ def test_smoothing_is_over_the_sources_that_train():
     raised = [math.exp(LR * aligned / norm / 0.01) for aligned in (3.0, 2.0)]
     expected = [0.8 * x / sum(raised) + 0.2 / 2 for x in raised]
     assert mixer.weight_S.tolist() == pytest.approx([expected[0], 0.0, expected[1]], rel=1e-12)
+
+
+def weights_under_noise(seed, alignment, each):
+    """One true gradient for three sources; samples differ from it by noise of 0.5, 1 and 4."""
+    rng, dim, noise = np.random.default_rng(seed), 256, np.array([0.5, 1.0, 4.0])
+    true, source_B = rng.normal(size=dim) / dim**0.5, np.arange(3).repeat(each)
+    mixer = DoGEProxy(sources=NAMES, clip_norm=UNCLIPPED, alignment=alignment)
+    for n in range(100):
+        noise_BK = rng.normal(size=(len(source_B), dim)) * noise[source_B, None]
+        mixer.weigh(signals(true + noise_BK / dim**0.5, source_B, n))
+    return mixer.weight_S.numpy()
+
+
+@pytest.mark.parametrize("each", [1, 2, 8])
+def test_noise_alone_moves_no_weight(each):
+    """Equal gradients and unequal noise. With one sample the batch before is the other draw."""
+    assert weights_under_noise(0, "same_batch", each)[2] > 0.99
+    run_NS = np.stack([weights_under_noise(seed, "independent", each) for seed in range(6)])
+    assert run_NS.mean(axis=0) == pytest.approx(1 / 3, abs=0.04)
+    assert run_NS == pytest.approx(1 / 3, abs=0.2)  # a single run strays by chance
+
+
+def test_a_state_without_the_products_between_samples_goes_on_as_it_began():
+    rng = np.random.default_rng(5)
+    steps = [signals(rng.normal(size=(6, 4)), rng.integers(0, 3, 6), n) for n in range(12)]
+    before, resumed = DoGEProxy(sources=NAMES, alignment="same_batch"), DoGEProxy()
+    for each in steps[:5]:
+        before.weigh(each)
+    old = copy.deepcopy(before.state_dict())
+    del old["squares"]
+    resumed.load_state_dict(old)
+    for each in steps[5:]:
+        assert torch.equal(before.weigh(each), resumed.weigh(each))
+        again = DoGEProxy()
+        again.load_state_dict(copy.deepcopy(resumed.state_dict()))
+        resumed = again
+    assert torch.equal(before.weight_S, resumed.weight_S)
 
 
 def test_defaults_are_the_authors():
@@ -178,12 +228,12 @@ def batch():
     )
 
 
-def exact_gradients(model, token_BT):
-    """One backward a source: G_SP."""
+def exact_gradients(model, token_BT, group_B=SOURCE_B):
+    """One backward a group, by default a source: G_SP."""
     rows = []
-    for s in range(3):
+    for s in range(int(group_B.max()) + 1):
         model.zero_grad()
-        losses(model, token_BT[s == SOURCE_B]).mean().backward()
+        losses(model, token_BT[s == group_B]).mean().backward()
         rows.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     return torch.stack(rows)
 
@@ -195,18 +245,24 @@ def seen(model, token_BT, **how):
     return replace(found, lr=LR)
 
 
-def test_exact_gradients_of_every_source_are_the_oracle():
+@pytest.mark.parametrize("alignment", RULES)
+def test_exact_gradients_of_every_source_are_the_oracle(alignment):
     model, token_BT = tiny_model(), batch()
     gradient_SP = exact_gradients(model, token_BT)
     clip = float(gradient_SP.norm(dim=1).sort().values[1])  # cuts one of the three
     scale_S = (clip / (gradient_SP.norm(dim=1) + 1e-6)).clamp_max(1)
     gradient_SP = scale_S[:, None] * gradient_SP
     aligned_S = gradient_SP @ gradient_SP.sum(dim=0)
+    if alignment == "independent":
+        sample_BP = exact_gradients(model, token_BT, torch.arange(8)).numpy()
+        own_S = torch.tensor([between_samples(sample_BP[s == SOURCE_B.numpy()]) for s in range(3)])
+        aligned_S += scale_S.square() * own_S - gradient_SP.square().sum(dim=1)
     score_S = (LR * aligned_S / (gradient_SP.norm(dim=1).mean() + 1e-6)).clamp(0, 5 * LR)
     a_S = torch.softmax(score_S / 0.01, dim=0)
-    assert bool(((score_S > 0) & (score_S < 5 * LR)).all())  # none is at a bound
+    assert bool((score_S < 5 * LR).all())
+    assert alignment == "independent" or bool((score_S > 0).all())  # none is at a bound
 
-    mixer = DoGEProxy(sources=NAMES, clip_norm=clip)
+    mixer = DoGEProxy(sources=NAMES, clip_norm=clip, alignment=alignment)
     weight_B = mixer.weigh(seen(model, token_BT, mode="exact", projection="none"))
     assert torch.allclose(mixer.alignment_S, aligned_S, rtol=1e-10, atol=1e-10)
     assert torch.allclose(mixer.weight_S, a_S, rtol=0, atol=1e-10)
@@ -227,7 +283,7 @@ def test_sketches_estimate_the_alignment():
     unit_S = gradient_SP.norm(dim=1) * total_P.norm()
     errors = []
     for seed in range(40):
-        mixer = DoGEProxy(sources=NAMES, clip_norm=UNCLIPPED)
+        mixer = DoGEProxy(sources=NAMES, clip_norm=UNCLIPPED, alignment="same_batch")
         mixer.weigh(seen(model, token_BT, mode="full", dim=dim, seed=seed))
         errors.append((mixer.alignment_S - aligned_S) / unit_S)
     error_NS = torch.stack(errors)
@@ -250,16 +306,20 @@ def test_state_goes_on_where_it_stopped():
         again_B = resumed.weigh(each)
     assert torch.equal(again_B, weight_B)
     assert torch.equal(resumed.gradient_SK, whole.gradient_SK)
+    assert torch.equal(resumed.square_S, whole.square_S)
 
 
 def test_sketches_that_are_no_numbers_change_nothing():
     mixer = DoGEProxy(sources=NAMES)
-    mixer.weigh(signals([[1.0, 2.0], [3.0, 1.0]], [0, 1]))
+    mixer.weigh(signals([[1.0, float("inf")], [3.0, 1.0]], [0, 1]))
+    mixer.weigh(signals([[1.0, 2.0], [3.0, 1.0], [1.0, 1.0]], [0, 1, 1]))
     before = mixer.weight_S, mixer.gradient_SK
+    assert mixer.square_S.tolist() == [0.0, 4.0, 0.0]
     weight_B = mixer.weigh(signals([[1.0, float("nan")], [3.0, 1.0]], [0, 1]))
     assert weight_B.tolist() == [0.5, 0.5]
     assert torch.equal(mixer.weight_S, before[0])
     assert torch.equal(mixer.gradient_SK, before[1])
+    assert mixer.square_S.tolist() == [0.0, 4.0, 0.0]
 
 
 def test_plan_and_refusals():
@@ -279,3 +339,7 @@ def test_plan_and_refusals():
     mixer.weigh(signals([[1.0]], [0]))
     with pytest.raises(ConfigError, match=r"sketch\.refresh=never"):
         mixer.weigh(replace(signals([[1.0]], [0], 1), projection=1))
+    with pytest.raises(ConfigError, match=r"sketch\.refresh=step with doge-proxy: .*=never"):
+        mixer.refresh("step")
+    with pytest.raises(ConfigError, match=r"mixer\.alignment='held_out'"):
+        DoGEProxy(alignment="held_out")

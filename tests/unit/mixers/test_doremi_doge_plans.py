@@ -141,6 +141,9 @@ def test_doge_follows_the_targets():
     assert found["weights"] == pytest.approx(dict(plan.weights))
     assert found["last"]["a"] > found["weights"]["a"]
     assert set(found) >= {"drift", "entropy_nats", "effective_sources", "trajectory", "advice"}
+    apart = sum(abs(found["last"][name] - w) for name, w in found["weights"].items())
+    assert found["last_from_average"] == pytest.approx(apart)
+    assert found["second_half_from_first"] > 0
     json.dumps(found)
 
 
@@ -152,6 +155,7 @@ def test_doge_hands_its_options_to_the_proxy():
         plans.append(build_mixer("doge", {"mu": mu, "clip_norm": 1.0}).plan(place).weights)
         [[proxy]] = place.asked
         assert (proxy.mixer["mu"], proxy.mixer["clip_norm"]) == (mu, 1.0)
+        assert proxy.mixer["alignment"] == "independent"
         assert "targets" not in proxy.mixer
     assert sum(abs(plans[0][name] - plans[1][name]) for name in plans[0]) > 0.05
 

@@ -24,7 +24,7 @@ class Facts:
     budget: int = 1000
 
 
-def signals(excess, sources, step=0, losses=None, reference=None):
+def signals(excess, sources, step=0, losses=None, reference=None, tokens=None):
     loss_B = torch.tensor(losses or [3.0] * len(excess), dtype=torch.float64)
     return Signals(
         step=step,
@@ -32,6 +32,7 @@ def signals(excess, sources, step=0, losses=None, reference=None):
         loss_B=loss_B,
         reference_loss_B=None if reference is None else torch.tensor(reference).double(),
         excess_loss_B=torch.tensor(excess, dtype=torch.float64),
+        num_tokens_B=None if tokens is None else torch.tensor(tokens),
         source_B=torch.tensor(sources),
         vocab_size=100,
     )
@@ -72,6 +73,95 @@ def test_a_source_not_in_the_batch_keeps_its_excess():
         kept.append(a)
         assert mixer.weight_S.numpy() == pytest.approx(a, rel=1e-9)
     assert mixer.average_S.numpy() == pytest.approx(np.mean(kept, axis=0), rel=1e-9)
+
+
+TOKENS = {"a": 600, "b": 300, "c": 100}
+
+
+def authors(steps, start, eta=0.1, c=1e-3):
+    """Their loop over single tokens: weights of the sources, and of the samples in the last step.
+
+    Smoothing is towards equal weights, wherever they start.
+    """
+    start = np.array(start)
+    a, s = start.copy(), np.full(3, math.log(100))
+    for excess, source_B, tokens in steps:
+        excess_N, source_N = np.repeat(excess, tokens), np.repeat(source_B, tokens)
+        for d in set(source_B):
+            s[d] = excess_N[source_N == d].mean()
+        a = a * np.exp(eta * s)
+        a = (1 - c) * a / a.sum() + c / 3
+    each_N = (a / [0.6, 0.3, 0.1])[source_N]
+    each_B = [
+        each_N[np.repeat(np.arange(len(tokens)), tokens) == i].sum() for i in range(len(tokens))
+    ]
+    return a, np.array(each_B) / sum(each_B)
+
+
+def drawn_steps(number, lengths):
+    rng, steps = np.random.default_rng(3), []
+    for _ in range(number):
+        source_B = rng.choice(3, size=8, p=[0.6, 0.3, 0.1])
+        excess_B = rng.random(8) * np.array([0.3, 0.5, 0.2])[source_B]
+        tokens_B = rng.integers(*lengths, size=8)
+        excess_B = excess_B * (1 + (tokens_B > 100) * (source_B == 0))  # long ones of a are hard
+        steps.append((excess_B, source_B.tolist(), tokens_B))
+    return steps
+
+
+def follow(mixer, steps, tokens=True):
+    for n, (excess_B, source_B, tokens_B) in enumerate(steps):
+        own = tokens_B.tolist() if tokens else None
+        weight_B = mixer.weigh(signals(excess_B.tolist(), source_B, n, tokens=own))
+    return mixer.weight_S.numpy(), weight_B.numpy()
+
+
+def test_natural_sampling_starts_at_the_sampling_weights():
+    """As the authors do: the start still counts after 50 updates."""
+    steps = drawn_steps(50, (64, 65))
+    mixer = DoReMiProxy(sampling="natural", eta=0.1)
+    mixer.plan(Facts(TOKENS))
+    assert mixer.weight_S.tolist() == pytest.approx([0.6, 0.3, 0.1])
+    assert mixer.average_S.tolist() == pytest.approx([0.6, 0.3, 0.1])  # it counts a_0
+    a, weight_B = follow(mixer, steps)
+    expected = authors(steps, [0.6, 0.3, 0.1])
+    assert a == pytest.approx(expected[0], rel=1e-9)
+    assert weight_B == pytest.approx(expected[1], rel=1e-9)
+    ours = DoReMiProxy(sampling="natural", eta=0.1, initial_weights="uniform", sources=TOKENS)
+    assert ours.weight_S.tolist() == pytest.approx([1 / 3] * 3)
+    other = follow(ours, steps)[0]
+    assert other == pytest.approx(authors(steps, [1 / 3] * 3)[0], rel=1e-9)
+    assert abs(a - other).sum() > 0.3
+
+
+@pytest.mark.parametrize("normalization", ["global", "per_source"])
+def test_samples_count_by_their_tokens(normalization):
+    steps = drawn_steps(50, (4, 200))
+    options = {"sampling": "natural", "eta": 0.1, "loss_normalization": normalization}
+    mixer = DoReMiProxy(sources=TOKENS, **options)
+    a, weight_B = follow(mixer, steps)
+    expected = authors(steps, [0.6, 0.3, 0.1])
+    assert a == pytest.approx(expected[0], rel=1e-9)
+    if normalization == "per_source":  # a_d over the source's tokens, for each of the sample's
+        _, source_B, tokens_B = steps[-1]
+        own = [tokens_B[np.array(source_B) == d].sum() for d in source_B]
+        each = a[source_B] * tokens_B / own
+        expected = a, each / each.sum()
+    assert weight_B == pytest.approx(expected[1], rel=1e-9)
+    by_samples = DoReMiProxy(sources=TOKENS, mean_over="samples", **options)
+    unknown = DoReMiProxy(sources=TOKENS, **options)
+    other, alike = follow(by_samples, steps), follow(unknown, steps, tokens=False)
+    assert np.array_equal(other[0], alike[0])
+    assert np.array_equal(other[1], alike[1])
+    assert abs(a - other[0]).sum() > 0.02
+
+
+def test_equal_lengths_are_no_lengths():
+    steps = drawn_steps(20, (64, 65))
+    one, other = DoReMiProxy(sources=TOKENS), DoReMiProxy(sources=TOKENS)
+    weights = follow(one, steps), follow(other, steps, tokens=False)
+    assert weights[0][0] == pytest.approx(weights[1][0], rel=1e-12)
+    assert weights[0][1] == pytest.approx(weights[1][1], rel=1e-12)
 
 
 def test_both_normalisers():
@@ -155,5 +245,9 @@ def test_plan_and_what_is_missing():
         DoReMiProxy(sources=NAMES).weigh(replace(seen, excess_loss_B=None))
     with pytest.raises(ConfigError, match="sources' sizes"):
         DoReMiProxy(sources=NAMES, sampling="natural").weigh(seen)
+    by_source = {"sampling": "natural", "loss_normalization": "per_source"}
+    with pytest.raises(ConfigError, match="sources' sizes"):  # it could not start from them
+        DoReMiProxy(sources=NAMES, **by_source).weigh(seen)
+    DoReMiProxy(sources=NAMES, initial_weights="uniform", **by_source).weigh(seen)
     with pytest.raises(ConfigError, match=r"mixer.loss_normalization"):
         DoReMiProxy(loss_normalization="token")

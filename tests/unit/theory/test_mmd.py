@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from dograph.errors import ConfigError
-from dograph.eval.mmd import pairwise_mmd
+from dograph.eval.inspect import pairwise_mmd
 from dograph.rng import stream
 from mmd_oracles import gradient_kernel, mmd_squared
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dograph.errors import ConfigError
-from dograph.eval.mmd import pairwise_mmd
+from dograph.eval.inspect import pairwise_mmd
 from dograph.rng import stream
 from dograph.stats import holm
 from mmd_oracles import mmd_squared

@@ -66,6 +66,21 @@ def assert_same(one, other):
         assert left.read_bytes() == right.read_bytes()
 
 
+def test_a_copy_without_links_is_extended_alike(twelve, extended, tmp_path):
+    copy = shutil.copytree(twelve, tmp_path / "run")  # as from a bucket, which has no links
+    (copy / "eval.json").write_text("{}")
+    finish(go_on(copy, settings=["train.steps=20"]))
+    assert (copy / "model").is_symlink()
+    assert (copy / "eval-step-12.json").is_file()
+    assert_same(copy, extended)
+
+
+def test_a_link_that_a_kill_left_unfinished_is_removed(complete, extended):
+    (complete / ".model.tmp").symlink_to((complete / "model").readlink())
+    finish(go_on(complete, settings=["train.steps=20"]))
+    assert_same(complete, extended)
+
+
 def test_steps_already_made_do_not_change(twelve, extended):
     before, after = metrics(twelve), metrics(extended)
     assert after[: len(before)] == before

@@ -1,17 +1,12 @@
-// What all charts share: a frame with caption and numbers, axes, and drawing when visible.
+// What all charts share: a frame with caption and numbers, axes, and drawing at their width.
 
 const charts = new Map(); // from the element of a chart to the function that draws it
-const visible = new IntersectionObserver(
-  (entries) => {
-    for (const { isIntersecting, target } of entries)
-      if (isIntersecting && target.drawnWidth === undefined) drawNow(target);
-  },
-  { rootMargin: "300px" },
-);
+// Also called when a chart is first shown, perhaps inside something that was folded. In the next
+// frame, because drawing may change a height, which the observer would report at once.
 const resized = new ResizeObserver((entries) => {
   for (const { target } of entries)
-    if (target.drawnWidth !== undefined && Math.abs(target.drawnWidth - target.clientWidth) > 1)
-      drawNow(target);
+    if (Math.abs((target.drawnWidth || 0) - target.clientWidth) > 1)
+      requestAnimationFrame(() => drawNow(target));
 });
 
 function drawNow(plot) {
@@ -22,34 +17,11 @@ function drawNow(plot) {
   document.documentElement.dataset.firstChart ||= String(performance.now()); // benchmarks/page.py
 }
 
-// Charts outside the window are drawn when the browser is idle, so that they can be searched,
-// reached by keyboard and read by screen readers.
-const whenIdle = window.requestIdleCallback || ((work) => setTimeout(work, 50));
-
-function drawRest() {
-  const isWaiting = (plot) => plot.drawnWidth === undefined && plot.clientWidth;
-  const next = [...charts.keys()].find(isWaiting);
-  if (!next) return;
-  whenIdle(() => {
-    if (isWaiting(next)) drawNow(next);
-    drawRest();
-  });
-}
-
-function forgetCharts() {
-  visible.disconnect();
-  resized.disconnect();
-  charts.clear();
-}
-
-addEventListener("beforeprint", () => [...charts.keys()].forEach(drawNow));
-
 // A chart: `draw` makes its picture for a width, `parts` are the legend above and tables below it.
 function figure({ title, note, id }, height, draw, above, ...below) {
   const plot = el("div", { class: "plot", id });
   plot.style.minHeight = `${height}px`;
   charts.set(plot, draw);
-  visible.observe(plot);
   resized.observe(plot);
   const caption = el("figcaption", {}, named(title), note ? el("span", {}, note) : null);
   const node = el("figure", { class: "chart" }, caption, above, plot, below);

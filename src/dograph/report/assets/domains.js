@@ -1,4 +1,4 @@
-// The domains of a run: probes in two dimensions, the domain graph, and details of one domain.
+// The domains of a run: probes in two dimensions, and the domain graph.
 
 const ABSENT = {
   runs: "No run on this page has domains: they need mixer.name=dograph. For the domains of any model: dograph inspect.",
@@ -115,66 +115,57 @@ function placePoints({ points, width, size, caption }, probe, source_N) {
 }
 
 function graphPart(own, graphAt) {
-  const holder = el("div", {});
-  const showDomain = () => {
-    const domain = state.domain ?? graphAt().nodes[0]?.domain;
-    holder.replaceChildren(isKnown(domain) ? domainPanel(own, graphAt(), domain) : "");
-  };
-  const set = (name) => (value) => {
-    state[name] = value;
+  const numbering = own.has_identity ? "" : `Domain ${own.numbering}.`;
+  const tables = el("div", {});
+  const showTables = () => tables.replaceChildren(...domainTables(own, graphAt()).flat());
+  const { node, plot } = figure(
+    { title: "Domain graph", note: GRAPH_NOTE + numbering, id: "graph" },
+    320,
+    (width) => drawGraph(width, graphAt(), own.names),
+    null,
+    tables,
+  );
+  const moved = (value) => {
+    state.graph = value;
     drawNow(plot);
-    showDomain();
+    showTables();
   };
-  const { node, plot } = graphChart(own, graphAt, set("domain"));
-  showDomain();
-  const slider = stepSlider("Graph after", "graph-step", own.graphs, graphAt(), set("graph"));
-  return part("Domains and their similarity", slider, [el("div", { class: "stay" }, node), holder]);
+  showTables();
+  const slider = stepSlider("Graph after", "graph-step", own.graphs, graphAt(), moved);
+  return part("Domains and their similarity", slider, node);
 }
 
-function graphChart(own, graphAt, choose) {
-  const nodes = () =>
-    graphAt().nodes.map((node) => [
-      `domain ${node.domain}`,
-      ...[node.share, node.weight, node.norm].map((value) => number(value)),
-      sourceText(node),
-    ]);
-  const pairs = () =>
-    graphAt().edges.map((edge) => [
-      `${edge.first} - ${edge.second}`,
-      signed(edge.cosine, 3),
-      number(edge.mmd_squared, 3),
-    ]);
-  const heads = ["domain", "share", "weight", "mean gradient norm", "sources"];
-  const numbering = own.has_identity ? "" : `Domain ${own.numbering}. `;
-  const note = `${GRAPH_NOTE}${numbering}Select a domain for details.`;
-  return figure(
-    { title: "Domain graph", note, id: "graph" },
-    320,
-    (width) => drawGraph(width, graphAt(), own.names, choose),
-    null,
-    numbers("the domain graph", heads, nodes, "Numbers of the domains"),
+// Everything about the domains of one graph; samples of domains of one batch, if it has them.
+function domainTables(own, graph) {
+  const domain = (node) => [
+    `domain ${node.domain}`,
+    ...[node.share, node.weight, node.norm, node.spread].map((value) => number(value, 3)),
+    { value: sourceText(node), left: true },
+  ];
+  const pair = ({ first, second, cosine, mmd_squared: distance }) =>
+    [`${first} - ${second}`, signed(cosine, 3), number(distance, 3)];
+  const heads = ["domain", "share", "weight", "mean gradient norm", "spread"];
+  heads.push({ value: "sources", left: true });
+  const pairs = () => graph.edges.map(pair);
+  return [
+    table({ name: "domains", heads, rows: graph.nodes.map(domain) }),
     numbers("pairs of domains", ["pair", "cosine", "MMD²"], pairs, "Numbers of the pairs"),
-  );
+    own.has_identity ? [] : batchSamples(own.graphs, graph),
+  ];
 }
 
 // As node_radius in domains.py; of the larger of a node's two circles: share and weight.
 const radius = (share) => 0.06 + 0.34 * Math.sqrt(Math.max(share, 0));
 const largest = (node) => radius(Math.max(node.share, node.weight || 0));
 
-// The sources of a domain with their number of samples and share, largest first.
-function sourcesOf(node) {
-  return Object.entries(node.sources)
-    .sort((a, b) => b[1] - a[1])
-    .map(([name, count]) => [name, count, `${((100 * count) / (node.samples || 1)).toFixed(0)} %`]);
-}
-
+// The sources of a domain with their shares of its samples, largest first.
 const sourceText = (node) =>
-  sourcesOf(node)
-    .map(([name, , share]) => `${name} ${share}`)
+  Object.entries(node.sources)
+    .sort((a, b) => b[1] - a[1])
+    .map(([name, count]) => `${name} ${((100 * count) / (node.samples || 1)).toFixed(0)} %`)
     .join(", ");
 
-function drawGraph(width, graph, names, choose) {
-  const focused = document.activeElement?.closest("#graph");
+function drawGraph(width, graph, names) {
   const edge = (side, axis) =>
     Math.max(...graph.nodes.map((node) => side * node[axis] + largest(node) + 0.04), 0.1);
   const [left, right, up, down] = [edge(-1, "x"), edge(1, "x"), edge(1, "y"), edge(-1, "y")];
@@ -183,8 +174,8 @@ function drawGraph(width, graph, names, choose) {
   const spare = (width - (left + right) * zoom) / 2;
   const x = (node) => spare + (node.x + left) * zoom;
   const y = (node) => height / 2 + ((up - down) / 2 - node.y) * zoom;
-  const title = `domain graph after step ${graph.step}`;
-  const picture = canvas({ width, height }, title, { role: "group" });
+  const title = `domain graph after step ${graph.step}; a table follows`;
+  const picture = canvas({ width, height }, title);
   const byName = new Map(graph.nodes.map((node) => [node.domain, node]));
   for (const { first, second, cosine } of graph.edges) {
     const [a, b] = [byName.get(first), byName.get(second)];
@@ -193,82 +184,31 @@ function drawGraph(width, graph, names, choose) {
     const width = 0.5 + 6 * Math.abs(cosine);
     picture.append(svg("line", { class: kind, ...ends, "stroke-width": width }));
   }
-  const draw = (node) => drawNode(node, names[node.domain], x(node), y(node), zoom, choose);
+  const circle = (kind, share) => svg("circle", { class: kind, r: radius(share) * zoom });
+  const draw = (node) =>
+    svg(
+      "g",
+      { class: `node ${colour(node.domain)}`, transform: `translate(${x(node)},${y(node)})` },
+      svg("title", {}, `domain ${node.domain}: ${names[node.domain] || sourceText(node)}`),
+      circle("share", node.share),
+      circle("weight", node.weight ?? node.share),
+      svg("text", {}, node.domain),
+    );
   const label = (node) => {
     const below = y(node) + largest(node) * zoom + 11;
     return svg("text", { class: "words", x: x(node), y: below }, names[node.domain]?.split(",")[0]);
   };
   picture.append(...graph.nodes.map(draw), ...graph.nodes.map(label)); // no disc covers a label
-  if (focused)
-    queueMicrotask(() => picture.querySelector('[aria-pressed="true"]')?.focus());
   return picture;
 }
 
-function drawNode(node, words, x, y, zoom, choose) {
-  const weight = node.weight === null ? node.share : node.weight;
-  const keydown = (event) => {
-    if (event.key !== "Enter" && event.key !== " ") return;
-    event.preventDefault();
-    choose(node.domain);
-  };
-  const values = `share ${number(node.share, 3)}, weight ${number(weight, 3)}`;
-  const attributes = {
-    class: `node ${colour(node.domain)}`,
-    transform: `translate(${x.toFixed(1)},${y.toFixed(1)})`,
-    role: "button",
-    tabindex: "0",
-    "data-domain": node.domain,
-    "aria-pressed": String(state.domain === node.domain),
-    "aria-label": `domain ${node.domain}: ${words ? `${words}; ` : ""}${values}; ${sourceText(node)}`,
-    click: () => choose(node.domain),
-    keydown,
-  };
-  const circle = (kind, r) => svg("circle", { class: kind, r });
-  return svg(
-    "g",
-    attributes,
-    circle("halo", largest(node) * zoom + 5),
-    circle("share", radius(node.share) * zoom),
-    circle("weight", radius(weight) * zoom),
-    svg("text", {}, node.domain),
-  );
-}
-
-// Everything about one domain, next to the graph.
-function domainPanel(own, graph, domain) {
-  const node = graph.nodes.find((one) => one.domain === domain);
-  const rank = `Its number is a rank by weight in the batch of step ${graph.step}, 0 the largest weight; domain ${domain} of another step is another domain.`;
-  return el(
-    "div",
-    { class: "panel", id: "domain-panel", "aria-live": "polite" },
-    el("h3", {}, `Domain ${domain}`),
-    own.has_identity ? null : soft(rank),
-    own.names[domain] ? el("p", {}, "Telling words: ", named(own.names[domain])) : null,
-    node ? nodeFacts(node, graph.step) : null,
-    own.has_identity ? null : batchSamples(own.graphs, graph, domain),
-  );
-}
-
-// Samples of a domain of one batch; some of the graphs have them.
-function batchSamples(graphs, graph, domain) {
+// Samples of the domains of one batch; some of the graphs have them.
+function batchSamples(graphs, graph) {
   const steps = graphs.filter((one) => one.examples).map((one) => one.step);
   const none = steps.length ? `Samples are shown for steps ${steps.join(", ")}.` : ABSENT.samples;
-  return [
-    el("h4", {}, `Samples in this domain, step ${graph.step}`),
-    graph.examples?.[domain]?.map(exampleText) || soft(none),
-  ];
-}
-
-function nodeFacts(node, step) {
-  const values = ["share", "weight", "norm", "spread"].map((key) => number(node[key], 3));
-  const [share, weight, norm, spread] = values;
-  const text = `share ${share}, weight ${weight}, norm of the mean gradient ${norm}, spread ${spread}`;
-  const heads = ["source", "samples", "share of the domain"];
-  return [
-    el("p", {}, `After step ${step}: ${text}.`),
-    el("h4", {}, "Sources"),
-    table({ name: "sources of the domain", heads, rows: sourcesOf(node) }),
-  ];
+  const folded = ([domain, texts]) =>
+    el("details", {}, el("summary", {}, `Samples in domain ${domain}`), texts.map(exampleText));
+  return graph.examples ? Object.entries(graph.examples).map(folded) : soft(none);
 }
 
 function exampleText({ source, document: index, text }) {

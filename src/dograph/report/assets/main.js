@@ -3,7 +3,7 @@
 // What the reader selected: in the section of curves, and in that of domains.
 const state = {
   ...{ source: "total", view: null, range: "all" },
-  ...{ run: null, probe: null, graph: null, domain: null, basis: "last" },
+  ...{ run: null, probe: null, graph: null, basis: "last" },
 };
 let data = null;
 
@@ -12,7 +12,8 @@ function show(page) {
   for (const name of ["title", "verdict", "made"])
     document.getElementById(name).replaceChildren(named(data[name]));
   const open = [...document.querySelectorAll("details[open][id]")].map((node) => node.id);
-  forgetCharts();
+  resized.disconnect();
+  charts.clear();
   usedIds.clear(); // the same parts get the same ids again
   redraw(...Object.keys(data.sections));
   for (const id of open) document.getElementById(id)?.setAttribute("open", "");
@@ -27,7 +28,6 @@ function redraw(...names) {
     document.querySelector(`#${name} .body`).replaceChildren(...parts.flat(2));
   }
   if (focus) document.getElementById(focus)?.focus({ preventScroll: true });
-  drawRest();
 }
 
 // While a run is training: ask the server on this machine for new data and draw it.
