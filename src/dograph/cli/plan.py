@@ -122,6 +122,7 @@ def _write_mixtures(method: str, settings: list[str], file: Path) -> None:
     from dograph.data.corpus import Corpus
     from dograph.mixers.sweep import SweepPlanner
     from dograph.mixtures.tables import write_long
+    from dograph.train.assembly import CorpusLab
 
     run, planner = _opened(method, settings)
     if not isinstance(planner, SweepPlanner):
@@ -129,8 +130,6 @@ def _write_mixtures(method: str, settings: list[str], file: Path) -> None:
             f"--write-mixtures: the proxies of {method} decide themselves what they draw; methods "
             "that generate mixtures for proxies: regmix, mixing-law"
         )
-    from dograph.train.assembly import CorpusLab
-
     lab = CorpusLab(run, Corpus(run.data.corpus))
     weight_NS = np.array([list(mixture.weights.values()) for mixture in planner.mixtures(lab)])
     names = [f"mixture {n + 1}" for n in range(len(weight_NS))]
