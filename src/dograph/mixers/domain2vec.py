@@ -38,6 +38,8 @@ class Domain2VecOptions(Options):
 class Domain2Vec(Mixer):
     """Draw from the mixture whose domain vector is closest to the target's."""
 
+    needs_target: ClassVar[bool] = True
+
     def __init__(self, **options: Any) -> None:
         self.options = Domain2VecOptions(**options)
         given = self.options.vectors
