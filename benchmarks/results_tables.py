@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import yaml
 
-from benchmarks.evidence_arms import REPORTED_STEPS, TUNING_STEPS
+from benchmarks.evidence_arms import PLANNED, PLANS, REPORTED_STEPS, TUNING_STEPS
 from dograph.compare.findings import Contrast, Contrasts, RunLosses, contrasts
 from dograph.stats import METRICS, claim, holm, mean_estimate, paired_difference
 
@@ -58,6 +59,14 @@ def compared(
     return contrasts(runs, baseline, others, tokens)
 
 
+def with_surrogate(arm: str) -> str:
+    """The name of a row; of a planned arm with the surrogate of its plan, if one was fitted."""
+    if arm not in PLANNED:
+        return arm
+    findings = yaml.safe_load((PLANS / f"{arm}.yaml").read_text())["findings"]
+    return f"{arm} ({findings['surrogate']['name']})" if "surrogate" in findings else arm
+
+
 def loss_table(
     by_arm: Mapping[str, Mapping[int, Mapping[str, Any]]],
     order: Sequence[str],
@@ -74,7 +83,7 @@ def loss_table(
     rest = [name for name in METRICS if name != metric]
     rows = [
         [
-            arm,
+            with_surrogate(arm),
             str(len(by_arm[arm])),
             f"{average(by_arm[arm].values(), metric):.4f}",
             *difference(figure(to_plain, arm)),

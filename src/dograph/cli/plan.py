@@ -13,6 +13,7 @@ from dograph.progress import duration
 if TYPE_CHECKING:
     from dograph.config import RunConfig
     from dograph.data.corpus import Corpus
+    from dograph.mixers.base import Planner
     from dograph.mixtures.file import MixtureFile
     from dograph.plan.lab import Plan
 
@@ -28,6 +29,7 @@ dograph plan doge recipe.yaml mixer.mu=0.05 --workers 8
 dograph plan regmix recipe.yaml --dry-run
 dograph plan regmix recipe.yaml --proxy train.steps=400
 dograph plan regmix recipe.yaml --on ray --lab /shared/lab
+dograph plan regmix recipe.yaml --write-mixtures mixtures.csv
 dograph plan regmix --from-table mixtures.csv losses.csv mixer.target=C4
 dograph train recipe.yaml mixer.name=static mixer.file=mixture.yaml
 
@@ -53,10 +55,16 @@ def plan(
     dry_run: bool = option(False, "print the cost of the first proxies and stop", "--dry-run"),
     from_table: Pair | None = option(None, "fit to finished runs; no proxies", metavar=TABLE),
     test_table: Pair | None = option(None, "runs to evaluate that fit on", metavar=TABLE),
+    write_mixtures: Path | None = option(None, "only the proxies' mixtures, for another trainer"),
 ) -> None:
     """Find a mixture before training, and write it to a file that training can use."""
     from dograph.mixers.registry import require_method
 
+    given = {"--proxy": proxy, "--workers": workers is not None, "--on": on != "local"}
+    wrong = [name for name, value in (given | {"--dry-run": dry_run}).items() if value]
+    if wrong and (from_table or write_mixtures):
+        flag = "--from-table" if from_table else "--write-mixtures"
+        raise ConfigError(f"{', '.join(wrong)}: no proxies are trained with {flag}")
     if from_table is None:
         if method == "olmix":
             raise ConfigError(
@@ -66,14 +74,17 @@ def plan(
         require_method(method)  # before torch is imported, which takes seconds
         if test_table is not None:
             raise ConfigError("--test-table is for --from-table; leave it out, or give both")
+        if write_mixtures is not None:
+            _require_free(write_mixtures, force=force, flag="--write-mixtures")
+            _write_mixtures(method, settings or [], write_mixtures)
+            return
         _require_free(out, *table_files(out), force=force or dry_run)
         where = None if dry_run else (on, workers)
         _plan_with_proxies(method, settings or [], proxy or [], lab, where, out, force)
         return
+    if write_mixtures is not None:
+        raise ConfigError("--write-mixtures is for new runs, --from-table for finished ones")
     _require_free(out, force=force)
-    given = {"--proxy": proxy, "--workers": workers is not None, "--on": on != "local"}
-    if wrong := [name for name, value in (given | {"--dry-run": dry_run}).items() if value]:
-        raise ConfigError(f"{', '.join(wrong)}: no proxies are trained with --from-table")
     for name, pair in (("--from-table", from_table), ("--test-table", test_table or ())):
         for file in pair:
             # With one file given, the command line takes the next option for the other.
@@ -84,11 +95,11 @@ def plan(
     plan_from_table(method, settings or [], from_table, test_table, out, force)
 
 
-def _require_free(out: Path, *tables: Path, force: bool) -> None:
+def _require_free(out: Path, *tables: Path, force: bool, flag: str = "--out") -> None:
     """Refuse existing or unwritable files before hours of proxies, not after them."""
     for file in (out, *tables):
         if file.exists() and not force:
-            raise ConfigError(f"{file} already exists; name another with --out, or add --force")
+            raise ConfigError(f"{file} already exists; name another with {flag}, or add --force")
     console.require_writable(out)
 
 
@@ -96,6 +107,50 @@ def table_files(out: Path) -> Pair:
     """Where the table of a plan's proxies goes: next to the plan."""
     stem = out.stem if out.suffix in (".yaml", ".yml") else out.name  # eta0.1 has no suffix
     return out.with_name(f"{stem}.mixtures.csv"), out.with_name(f"{stem}.losses.csv")
+
+
+def _opened(method: str, settings: list[str]) -> "tuple[RunConfig, Planner]":
+    """The run to plan for, with its corpus, and the method with its options."""
+    from dograph.config import resolve_config
+    from dograph.mixers.registry import build_planner
+
+    name, own = console.split_settings(settings)
+    if any(setting.partition("=")[0] == "mixer.name" for setting in own):
+        raise ConfigError(f"mixer.name is METHOD here ({method}); leave it out of the settings")
+    config = resolve_config(name, [*own, f"mixer.name={method}"])
+    planner = build_planner(config.mixer.name, config.mixer.options)
+    return console.with_corpus(config), planner
+
+
+def _write_mixtures(method: str, settings: list[str], file: Path) -> None:
+    """Write the mixtures of a plan's first proxies, and print how to plan with their losses."""
+    import numpy as np
+
+    from dograph.data.corpus import Corpus
+    from dograph.mixers.sweep import SweepPlanner
+    from dograph.mixtures.tables import write_long
+    from dograph.train.assembly import CorpusLab
+
+    run, planner = _opened(method, settings)
+    if not isinstance(planner, SweepPlanner):
+        raise ConfigError(
+            f"--write-mixtures: the proxies of {method} decide themselves what they draw; methods "
+            "that generate mixtures for proxies: regmix, mixing-law"
+        )
+    lab = CorpusLab(run, Corpus(run.data.corpus))
+    weight_NS = np.array([list(mixture.weights.values()) for mixture in planner.mixtures(lab)])
+    names = [f"mixture {n + 1}" for n in range(len(weight_NS))]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_long(file, "mixtures", names, list(lab.tokens), weight_NS)
+    if rounds := planner.option("rounds"):
+        warn([f"the first of {len(rounds)} rounds; the next ones need its losses"], "note")
+    kept = [setting for setting in settings if not setting.startswith("mixer.")]
+    then = ["dograph", "plan", method, *kept, "--from-table", str(file), "losses.csv"]
+    print(
+        f"{len(names)} mixtures are written to {file} (run, source, weight). Train one run each, "
+        "write their validation losses to losses.csv (run, target, loss; other layouts: "
+        f"docs/tables.md), then: {shlex.join(then)}"
+    )
 
 
 def _plan_with_proxies(
@@ -108,19 +163,13 @@ def _plan_with_proxies(
     force: bool,
 ) -> None:
     """Train proxies and plan with them; without `where`, print the cost of the first ones."""
-    from dograph.config import merge, parse_override, resolve_config
-
-    name, own = console.split_settings(settings)
-    if any(setting.partition("=")[0] == "mixer.name" for setting in own):
-        raise ConfigError(f"mixer.name is METHOD here ({method}); leave it out of the settings")
-    config = resolve_config(name, [*own, f"mixer.name={method}"])
+    from dograph.config import merge, parse_override
     from dograph.data.corpus import Corpus
-    from dograph.mixers.registry import build_planner
     from dograph.mixtures.file import MixtureFile
+
+    run, _ = _opened(method, settings)
     from dograph.plan.lab import default_proxy, forecast_plan, make_plan
 
-    build_planner(config.mixer.name, config.mixer.options)
-    run = console.with_corpus(config)
     smaller = default_proxy(run, merge({}, *map(parse_override, proxy)))
     if where is None:
         print(forecast_plan(run, smaller, lab=lab))

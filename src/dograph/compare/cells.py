@@ -43,6 +43,12 @@ class Planned:
     seed: int | None  # None: one plan for all seeds
     findings: dict[str, Any]
 
+    @property
+    def surrogate(self) -> str | None:
+        """The function from mixtures to losses that the plan was fitted with, if any."""
+        name: str | None = self.findings.get("surrogate", {}).get("name")
+        return name
+
 
 # By method and seed (None: all seeds); a text says why a plan failed.
 Plans = dict[tuple[str, int | None], Planned | str]

@@ -433,6 +433,10 @@ def _notes(findings: Findings) -> Iterator[str]:
         )
     if any(method.plans for method in findings.methods):
         yield "FLOPs and time of every run include all proxies of its plan"
+    for method in findings.methods:
+        for name, proxies in dict.fromkeys((p.surrogate, p.proxies) for p in method.plans):
+            if name is not None:
+                yield f"plan of {method.label}: surrogate {name}, fitted on {proxies} proxies"
     if findings.budget == "compute":
         steps = findings.config["train"]["steps"]
         yield (

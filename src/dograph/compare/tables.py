@@ -66,6 +66,8 @@ def tables(findings: Findings) -> list[TextTable]:
 
 def _name(method: MethodFindings) -> str:
     star = "*" if method.one_plan_for_all_seeds and len(method.cells) > 1 else ""
+    fitted = "/".join(sorted({plan.surrogate for plan in method.plans if plan.surrogate}))
+    star += f" ({fitted})" if fitted else ""
     failed = len(method.failed)
     return f"{method.label}{star}" + (f" ({failed} failed)" if failed else "")
 

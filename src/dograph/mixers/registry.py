@@ -30,6 +30,7 @@ MIXERS = {
     "static": "dograph.mixers.fixed:Static",
     "scheduled": "dograph.mixers.fixed:Scheduled",
     "unimax": "dograph.mixers.fixed:UniMax",
+    "domain2vec": "dograph.mixers.domain2vec:Domain2Vec",
     "dynamic-loss": "dograph.mixers.dynamic_loss:DynamicLoss",
     "group-dro": "dograph.mixers.group_dro:GroupDRO",
     "ado": "dograph.mixers.ado:ADO",

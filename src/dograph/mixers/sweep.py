@@ -2,7 +2,8 @@
 
 RegMix (Liu et al., ICLR 2025) trains many tiny proxies, fits a regression from mixture to loss and
 averages the best of many simulated mixtures. The authors train 512 proxies of a million parameters
-and use LightGBM; here cross-validation selects the regression.
+and use LightGBM; here cross-validation selects the regression. In rounds (CLIMB's search, Diao et
+al., NeurIPS 2025), later proxies are trained where the fit so far predicts the lowest losses.
 
 The data mixing law (Ye et al., ICLR 2025) is L_i(r) = c_i + k_i exp(t_i . r) for a mixture r, and
 its optimum is exact. Nested, the losses that the laws are fitted on are themselves predicted: by a
@@ -13,7 +14,7 @@ Shapes: N mixtures, S sources, V sources that have a validation loss, X points o
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -21,11 +22,12 @@ from pydantic import Field, model_validator
 from dograph.config import Options
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, Proxy, ProxyResult, require_sources
-from dograph.mixtures.from_table import MEAN, Method, Target, propose_from_table
+from dograph.mixtures.from_table import MEAN, Method, Proposal, Target, propose_from_table
 from dograph.mixtures.power_laws import LossCurve, Place, nest
-from dograph.mixtures.proposals import DRAWS, TOP, generate_mixtures
+from dograph.mixtures.proposals import DRAWS, TOP, generate_mixtures, promising_mixtures
 from dograph.mixtures.surrogates import require_surrogate
 from dograph.mixtures.tables import MixtureTable
+from dograph.rng import stream
 from dograph.types import Mixture
 
 NATURAL = "natural"  # as a target: every source by its training tokens
@@ -49,19 +51,23 @@ class SweepOptions(Options):
         and at most `max_epochs` times its tokens over the run.
         """
         total = sum(lab.tokens.values())
-        caps = {name: min(1.0, self.max_usage * n / total) for name, n in lab.tokens.items()}
-        if self.max_epochs is None:
-            return caps
-        if self.max_epochs * total < lab.budget:
-            raise ConfigError(
-                f"mixer.max_epochs={self.max_epochs:g}: the run draws {lab.budget:,} tokens, "
-                f"{lab.budget / total:.2f} times the corpus' {total:,}; allow more epochs, or set "
-                "it to null for no bound"
-            )
-        return {
-            name: min(cap, self.max_epochs * lab.tokens[name] / lab.budget)
-            for name, cap in caps.items()
-        }
+        usage = {name: min(1.0, self.max_usage * n / total) for name, n in lab.tokens.items()}
+        epochs = epoch_caps(lab, self.max_epochs)
+        return {name: min(cap, epochs[name]) for name, cap in usage.items()}
+
+
+def epoch_caps(lab: Lab, max_epochs: float | None) -> dict[str, float]:
+    """The largest weight of each source if the run reads it at most `max_epochs` times."""
+    if max_epochs is None:
+        return dict.fromkeys(lab.tokens, 1.0)
+    total = sum(lab.tokens.values())
+    if max_epochs * total < lab.budget:
+        raise ConfigError(
+            f"mixer.max_epochs={max_epochs:g}: the run draws {lab.budget:,} tokens, "
+            f"{lab.budget / total:.2f} times the corpus' {total:,}; allow more epochs, or set "
+            "it to null for no bound"
+        )
+    return {name: min(1.0, max_epochs * n / lab.budget) for name, n in lab.tokens.items()}
 
 
 class SweepPlanner(Planner):
@@ -70,8 +76,8 @@ class SweepPlanner(Planner):
     needs_losses: ClassVar[bool] = True
     options: SweepOptions
 
-    def _mixtures(self, lab: Lab) -> list[Mixture]:
-        """Random mixtures as in RegMix, around the sources' shares of the tokens.
+    def mixtures(self, lab: Lab) -> list[Mixture]:
+        """The first proxies' mixtures: random as in RegMix, around the shares of the tokens.
 
         Limits that allow no mixture and unknown targets are refused here, before any proxy.
         """
@@ -85,9 +91,8 @@ class SweepPlanner(Planner):
                 "sources, or shares by source"
             )
         require_sources("target", named, lab.tokens)
-        return generate_mixtures(
-            lab.tokens, options.num_proxies, seed=options.seed, max_usage=options.max_usage
-        )
+        number = (self.option("rounds") or [options.num_proxies])[0]
+        return generate_mixtures(lab.tokens, number, seed=options.seed, max_usage=options.max_usage)
 
     def _proxies(
         self, mixtures: Sequence[Mixture], name: str, settings: Mapping[str, Any]
@@ -108,8 +113,8 @@ class SweepPlanner(Planner):
         mixtures: Sequence[Mixture],
         losses: Sequence[Mapping[str, float]],
         **how: Any,
-    ) -> Mixture:
-        """The mixture that the method proposes from the proxies' losses, within the limits."""
+    ) -> Proposal:
+        """What the method proposes from the proxies' losses, within the limits."""
         targets = list(dict.fromkeys(name for own in losses for name in own))
         self.table = MixtureTable(
             sources=list(lab.tokens),
@@ -131,7 +136,7 @@ class SweepPlanner(Planner):
             **how,
         )
         self.findings = proposal.findings
-        return proposal.mixture
+        return proposal
 
 
 class RegMixOptions(SweepOptions):
@@ -140,6 +145,7 @@ class RegMixOptions(SweepOptions):
     owner: ClassVar[str] = "regmix"
 
     num_proxies: int = Field(64, ge=4)
+    rounds: Sequence[Annotated[int, Field(ge=1)]] = ()  # proxies of each; empty: one round
     surrogate: str | None = None  # None: by cross-validation
     top: int = Field(TOP, ge=1)
     draws: int = Field(DRAWS, ge=1)
@@ -152,6 +158,13 @@ class RegMixOptions(SweepOptions):
             )
         if self.surrogate is not None:
             require_surrogate(self.surrogate)
+        total = sum(self.rounds)
+        given = self.num_proxies if "num_proxies" in self.model_fields_set else total
+        if self.rounds and (self.rounds[0] < 4 or given != total):
+            raise ConfigError(
+                f"mixer.rounds={list(self.rounds)} with {given} proxies: the first round needs at "
+                f"least 4, as in [64, 32, 16]; leave mixer.num_proxies out, or give {total}"
+            )
         return self
 
 
@@ -163,10 +176,38 @@ class RegMix(SweepPlanner):
         self.options: RegMixOptions = RegMixOptions(**options)
 
     def plan(self, lab: Lab) -> Mixture:
-        mixtures = self._mixtures(lab)
-        results = lab.train(self._proxies(mixtures, "mixture", {}))
         how = self.options.model_dump(include={"surrogate", "draws", "top"})
-        return self._best("regmix", lab, mixtures, [result.losses for result in results], **how)
+        mixtures, losses = self.mixtures(lab), list[Mapping[str, float]]()
+        rounds: list[dict[str, Any]] = []  # what was known after each
+        proposal: Proposal | None = None
+        for number in self.options.rounds or [self.options.num_proxies]:
+            if proposal is not None:
+                mixtures += self._next_round(lab, proposal, number, len(rounds))
+            proxies = self._proxies(mixtures, "mixture", {})
+            losses += [result.losses for result in lab.train(proxies[len(losses) :])]
+            proposal = self._best("regmix", lab, mixtures, losses, **how)
+            fitted, best = self.findings["surrogate"]["name"], self.findings["predicted"]
+            rounds.append({"proxies": number, "surrogate": fitted, **best})
+        assert proposal is not None
+        if self.options.rounds:
+            self.findings["rounds"] = rounds
+        return proposal.mixture
+
+    def _next_round(self, lab: Lab, fitted: Proposal, number: int, done: int) -> list[Mixture]:
+        """New mixtures where the fit on all proxies so far predicts the lowest losses."""
+        assert self.table is not None
+        tokens_S = np.array(list(lab.tokens.values()), dtype=np.float64)
+        weight_NS = promising_mixtures(
+            fitted.objective.predict,
+            tokens_S / tokens_S.sum(),
+            np.array(list(self.options.caps(lab).values())),
+            self.table.weight_NS,
+            number,
+            draws=stream(self.options.seed, "plans", "round", done),
+            num_draws=self.options.draws,
+        )
+        rows = weight_NS.tolist()
+        return [Mixture.normalised(dict(zip(lab.tokens, w, strict=True))) for w in rows]
 
 
 class MixingLawOptions(SweepOptions):
@@ -201,7 +242,7 @@ class MixingLaw(SweepPlanner):
         self.options: MixingLawOptions = MixingLawOptions(**options)
 
     def plan(self, lab: Lab) -> Mixture:
-        mixtures, nested = self._mixtures(lab), self.options.nest != "no"
+        mixtures, nested = self.mixtures(lab), self.options.nest != "no"
         often = {"eval": {"every": max(lab.proxy_steps // CURVE_POINTS, 1)}} if nested else {}
         proxies = [] if self.options.sizes else self._proxies(mixtures, "mixture", often)
         for size in self.options.sizes:
@@ -212,7 +253,7 @@ class MixingLaw(SweepPlanner):
         nested_findings: dict[str, Any] = {}
         if nested:
             losses, nested_findings = self._nested(lab, results)
-        mixture = self._best("mixing-law", lab, mixtures, losses)
+        mixture = self._best("mixing-law", lab, mixtures, losses).mixture
         self.findings = self.findings | nested_findings
         return mixture
 

@@ -50,10 +50,11 @@ NEAREST_RUNS = 3  # are named
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A mixture, and diagnostics of how it was chosen (JSON values)."""
+    """A mixture, diagnostics of how it was chosen (JSON values), and the fit that chose it."""
 
     mixture: Mixture
     findings: dict[str, Any]
+    objective: PlanObjective
 
 
 def propose_from_table(
@@ -112,7 +113,8 @@ def propose_from_table(
         test = test_table if reuse is None else reuse.table(test_table)
         findings["held_out"] = score_table(objective, rows.shares, rows.table, test)
     weights = rows.by_source(weight_S)
-    return Proposal(Mixture.normalised(reuse.expanded(weights) if reuse else weights), findings)
+    weights = reuse.expanded(weights) if reuse else weights
+    return Proposal(Mixture.normalised(weights), findings, objective)
 
 
 def _candidates(method: str, surrogate: str | None, delta: float) -> dict[str, Surrogate]:

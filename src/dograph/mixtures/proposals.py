@@ -1,4 +1,4 @@
-"""RegMix's draws: mixtures for proxies, and the simulation that picks the best within caps.
+"""RegMix's draws: mixtures for proxies, for later rounds of them, and the simulated optimum.
 
 Shapes: N draws, S sources, K averages over different numbers of draws.
 """
@@ -77,8 +77,7 @@ def simulate(
     draws are averaged, the closer the mean is to the prior. Ties: the earlier draw. If all
     predictions are equal, the result is the prior, cut to the caps.
     """
-    raw_NS, there_S = np.zeros((draws, len(prior_S))), prior_S > 0
-    raw_NS[:, there_S] = stream(seed, "plans", "simulate").dirichlet(prior_S[there_S], size=draws)
+    raw_NS = draw_around(stream(seed, "plans", "simulate"), prior_S, draws)
     weight_NS = capped(raw_NS, cap_S, prior_S)
     cut = float((raw_NS > cap_S).any(1).mean())
     loss_N = predict(weight_NS)
@@ -96,6 +95,13 @@ def simulate(
     names = ("top", "predicted_loss", "distance", "weights")
     sensitivity = [dict(zip(names, each, strict=True)) for each in each_K]
     return mean_KS[chosen], {**findings, "sensitivity": sensitivity}
+
+
+def draw_around(draws: np.random.Generator, prior_S: np.ndarray, number: int) -> np.ndarray:
+    """Draws from Dirichlet(prior); a source without prior has the weight 0."""
+    weight_NS, there_S = np.zeros((number, len(prior_S))), prior_S > 0
+    weight_NS[:, there_S] = draws.dirichlet(prior_S[there_S], size=number)
+    return weight_NS
 
 
 # RegMix's constants for the mixtures of proxies.
@@ -139,6 +145,48 @@ def generate_mixtures(
     order = draws.choice(len(distinct_NS), size=number, replace=False)
     chosen_NS[:, there_S] = distinct_NS[order]
     return [Mixture.normalised(dict(zip(prior, row, strict=True))) for row in chosen_NS.tolist()]
+
+
+APART = 0.1  # L1 distance of a later round's mixtures from others, if there are enough
+
+
+def promising_mixtures(
+    predict: Callable[[np.ndarray], np.ndarray],
+    prior_S: np.ndarray,
+    cap_S: np.ndarray,
+    made_NS: np.ndarray,
+    number: int,
+    *,
+    draws: np.random.Generator,
+    num_draws: int = DRAWS,
+) -> np.ndarray:
+    """Mixtures for another round of proxies, (number, S).
+
+    Of `num_draws` from Dirichlet(prior), cut to the caps and rounded as in `generate_mixtures`,
+    those with the lowest predicted loss that are not within `APART` of one made or already taken;
+    where none is left, the distance is halved.
+    """
+    weight_NS = capped(draw_around(draws, prior_S, num_draws), cap_S, prior_S)
+    weight_NS = rounded(weight_NS, cap_S)
+    weight_NS = weight_NS / weight_NS.sum(1, keepdims=True)
+    weight_NS = weight_NS[np.argsort(predict(weight_NS), kind="stable")]
+    away_N, distance = np.full(len(weight_NS), np.inf), APART
+    for made_S in made_NS:
+        away_N = np.minimum(away_N, np.abs(weight_NS - made_S).sum(1))
+    taken: list[np.ndarray] = []
+    while len(taken) < number:
+        far_N = away_N > distance
+        if far_N.any():
+            taken.append(weight_NS[far_N.argmax()])
+            away_N = np.minimum(away_N, np.abs(weight_NS - taken[-1]).sum(1))
+        elif distance > SAME:
+            distance /= 2
+        else:
+            raise ConfigError(
+                f"a round needs {number} new mixtures; of {num_draws:,} draws within the caps "
+                f"{len(taken)} are new: ask for fewer in mixer.rounds, or raise the caps"
+            )
+    return np.array(taken)
 
 
 def draw_mixtures(draws: np.random.Generator, prior_S: np.ndarray, number: int) -> np.ndarray:

@@ -9,7 +9,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -344,16 +344,20 @@ def _normalised(weights: TableFile, measured: TableFile, notes: list[str]) -> np
 
 
 def write_table(table: MixtureTable, mixtures: Path, losses: Path) -> None:
-    """Two CSV files in our long form; a missing loss has no line. Numbers keep all digits."""
-    for path, header, names, value_NK in (
-        (mixtures, LONG["mixtures"], table.sources, table.weight_NS),
-        (losses, LONG["losses"], table.targets, table.loss_NV),
-    ):
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(header)
-        for run, value_K in zip(table.runs, value_NK.tolist(), strict=True):
-            for name, value in zip(names, value_K, strict=True):
-                if not math.isnan(value):
-                    writer.writerow((run, name, value))
-        write_text(path, text.getvalue())
+    """Two CSV files in our long form; a missing loss has no line."""
+    write_long(mixtures, "mixtures", table.runs, table.sources, table.weight_NS)
+    write_long(losses, "losses", table.runs, table.targets, table.loss_NV)
+
+
+def write_long(
+    path: Path, kind: Kind, runs: Sequence[str], names: Sequence[str], value_NK: np.ndarray
+) -> None:
+    """One file of a table in our long form, without NaN. Numbers keep all digits."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(LONG[kind])
+    for run, value_K in zip(runs, value_NK.tolist(), strict=True):
+        for name, value in zip(names, value_K, strict=True):
+            if not math.isnan(value):
+                writer.writerow((run, name, value))
+    write_text(path, text.getvalue())

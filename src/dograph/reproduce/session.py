@@ -223,7 +223,7 @@ def finish(study: Study, request: EvalRequest, out: Path, report: Report) -> Rep
         f"{size}: {note}" if size else note
         for size, findings in study.findings.items()
         for note in findings.notes
-        if note.startswith(("warning", "failed"))
+        if note.startswith(("warning", "failed", "plan of"))
     ]
     outcome = replace(
         outcome,

@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 
 from corpora import write_corpus
 from dograph.cli.plan import plan, table_files
+from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
+from dograph.mixtures.proposals import generate_mixtures
 from dograph.plan import pool as local
 from dograph.rng import stream
 from lab_runs import Here
@@ -118,6 +120,50 @@ def test_a_dry_run_makes_nothing(corpus, folder):
     result = invoke("lab_runs:Ladder", *settings(corpus), "mixer.number=5", "--dry-run")
     assert "5 proxies to train (tiny; 8 steps): 20,480 tokens" in result.stdout
     assert list(folder.iterdir()) == []
+
+
+def test_mixtures_for_another_trainer_and_back_with_its_losses(corpus, folder):
+    """Wide losses of runs that follow a known law: the plan is the one that the law asks for."""
+    asked = ("regmix", *settings(corpus))
+    generated = (*asked, "mixer.num_proxies=24", "mixer.seed=3")
+    said = invoke(*generated, "--write-mixtures", "in/mixtures.csv").stdout
+    assert "24 mixtures are written to in/mixtures.csv" in said
+    assert "--from-table in/mixtures.csv losses.csv" in said
+    assert not (folder / "mixture.yaml").exists()
+    with open("in/mixtures.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    tokens = Corpus(corpus).tokens_by_source()
+    expected = generate_mixtures(tokens, 24, seed=3)
+    for n, mixture in enumerate(expected, start=1):
+        own = {r["source"]: float(r["weight"]) for r in rows if r["run"] == f"mixture {n}"}
+        assert own == mixture.weights
+    with open("losses.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["run", "C4"])
+        for n, mixture in enumerate(expected, start=1):
+            writer.writerow([f"mixture {n}", 3 - mixture.weights["gamma"]])
+    invoke(*asked, "--from-table", "in/mixtures.csv", "losses.csv", "mixer.surrogate=linear")
+    weights = yaml.safe_load((folder / "mixture.yaml").read_text())["weights"]
+    assert max(weights, key=weights.get) == "gamma"
+    with pytest.raises(ConfigError, match=r"mixtures.csv already exists; .*--write-mixtures"):
+        invoke(*asked, "--write-mixtures", "in/mixtures.csv")
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "told"),
+    [
+        ("doremi", (), "proxies of doremi decide themselves what they draw.*regmix, mixing-law"),
+        ("lab_runs:Ladder", (), "methods that generate mixtures for proxies: regmix, mixing-law"),
+        ("regmix", ("--proxy", "train.steps=3"), "--proxy: no proxies are trained with --write"),
+        ("regmix", ("--dry-run",), "--dry-run: no proxies are trained with --write-mixtures"),
+        ("regmix", ("--from-table", "a.csv", "b.csv"), "--from-table for finished ones"),
+        ("regmix", ("mixer.num_proxies=3",), "num_proxies"),
+    ],
+)
+def test_no_mixtures_are_written_where_there_are_none(corpus, folder, method, options, told):
+    with pytest.raises(ConfigError, match=told):
+        invoke(method, *settings(corpus), *options, "--write-mixtures", "m.csv")
+    assert not (folder / "m.csv").exists()
 
 
 def test_a_plan_from_proxies(corpus, folder, monkeypatch):

@@ -45,10 +45,11 @@ def test_one_plan_serves_all_seeds_and_counts_in_every_run(place):
         assert seconds["total"] == seconds["train"] + seconds["plan"]
         assert (seconds["plan"] > 0) == (cell["method"] == "plan")
     assert any("all seeds of plan use one plan" in note for note in findings["notes"])
-    assert "plan*" in printed(findings)
+    assert "plan of plan: surrogate linear, fitted on 1 proxies" in findings["notes"]
+    assert "plan* (linear)" in printed(findings)
     costs = tables(Findings.of_json(findings))[1]
     assert costs.columns[:3] == ("method", "needs", "proxies")
-    assert [row[:3] for row in costs.rows][1] == ["plan*", "labels, proxies", "1"]
+    assert [row[:3] for row in costs.rows][1] == ["plan* (linear)", "labels, proxies", "1"]
     del planned["needs"]  # as in files of earlier versions
     assert Findings.of_json(findings).methods[1].needs == []
 

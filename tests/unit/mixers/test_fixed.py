@@ -34,6 +34,7 @@ OPTIONS = {
     "group-dro": {"sources": ["a", "b", "c"]},
     "doremi-proxy": {"sources": ["a", "b", "c"]},
     "doge-proxy": {"sources": ["a", "b", "c"]},
+    "domain2vec": {"vectors": {"a": [1.0], "b": [0.0], "c": [0.5], "target": [0.4]}},
     "regmix": {"num_proxies": 16, "surrogate": "linear"},
 }
 

@@ -85,6 +85,41 @@ def test_regmix_averages_as_many_of_as_many_draws_as_it_is_told():
 
 
 @pytest.mark.slow
+def test_rounds_reach_a_lower_loss_than_as_many_random_mixtures(monkeypatch):
+    """64 + 32 + 16 proxies against 112, on noisy losses of a mixing law of eight sources."""
+    # for speed, fewer trees that learn faster
+    monkeypatch.setattr("dograph.mixtures.surrogates.ROUNDS", 100)
+    monkeypatch.setattr("dograph.mixtures.surrogates.LEARNING_RATE", 0.1)
+    world, names = np.random.default_rng(1), "abcdefgh"
+    tokens_S = (1e7 * world.dirichlet(np.full(8, 2.0)) + 2e5).astype(int)
+    t_VS = -world.uniform(0, 0.4, (8, 8)) - np.diag(world.uniform(1, 4, 8))
+    share_V = world.dirichlet(np.full(8, 0.7))
+
+    def true_loss(weights):
+        return 2 + share_V @ np.exp(t_VS @ [weights.get(name, 0.0) for name in names])
+
+    class Noisy(Lab):
+        def __init__(self, seed):
+            self.tokens = dict(zip(names, tokens_S.tolist(), strict=True))
+            self.noise = np.random.default_rng(seed)
+
+        def train(self, proxies):
+            losses = [true_loss(proxy.mixer["weights"]) for proxy in proxies]
+            noisy = [{"a": loss + 0.02 * self.noise.normal()} for loss in losses]
+            return [ProxyResult(own, [], {}, "", 1, 1) for own in noisy]
+
+    def reached(seed, **number):
+        how = {"surrogate": "lightgbm", "max_epochs": None, "draws": 10_000, "top": 13}
+        return true_loss(RegMix(seed=seed, **number, **how).plan(Noisy(seed)).weights)
+
+    pairs = [(reached(s, rounds=[64, 32, 16]), reached(s, num_proxies=112)) for s in range(20)]
+    difference_N = np.array([one - other for one, other in pairs])
+    error = difference_N.std(ddof=1) / math.sqrt(20)
+    print(f"mean difference {difference_N.mean():.4f}, standard error {error:.4f}")
+    assert difference_N.mean() < -2 * error
+
+
+@pytest.mark.slow
 def test_all_proxies_start_alike_and_draw_what_the_generator_says():
     lab = Lab()
     RegMix(num_proxies=16, seed=5, draws=1000).plan(lab)

@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 
+from dograph.errors import ConfigError
 from dograph.mixers.base import ProxyResult
 from dograph.mixers.sweep import MixingLaw, RegMix, SweepOptions, late_curve
 from dograph.mixtures.from_table import Proposal
-from dograph.mixtures.proposals import generate_mixtures
+from dograph.mixtures.proposals import APART, generate_mixtures, promising_mixtures
+from dograph.mixtures.surrogates import PlanObjective
+from dograph.rng import stream
 from dograph.types import Mixture
 
 TOKENS = {"web": 6_000_000, "code": 3_000_000, "books": 1_000_000}
@@ -34,7 +37,8 @@ def asked(monkeypatch):
 
     def propose(method, table, **how):
         asked.update(how, method=method, table=table)
-        return Proposal(Mixture({"web": 1.0}), {})
+        findings = {"surrogate": {"name": "ridge"}, "predicted": {"proposal": 1.0}}
+        return Proposal(Mixture({"web": 1.0}), findings, PlanObjective([], np.array([])))
 
     monkeypatch.setattr("dograph.mixers.sweep.propose_from_table", propose)
     return asked
@@ -109,7 +113,85 @@ def test_regmix_asks_for_what_it_was_told(asked):
     assert asked["table"].loss_NV[:, 0].tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
+def test_a_later_round_takes_the_lowest_predictions_that_are_new():
+    """Against a search, mixture by mixture, over the same draws."""
+    made_NS, pool = np.array([[0.0, 0.0, 1.0], [0.1, 0.1, 0.8]]), []
+
+    def predict(weight_NS):
+        pool.append(weight_NS)
+        return weight_NS @ np.array([1.0, 0.0, -1.0])
+
+    def drawn(done):
+        around = np.array([0.6, 0.3, 0.1]), np.array([1.0, 0.6, 1.0])
+        draws = stream(4, "test", done)
+        return promising_mixtures(predict, *around, made_NS, 6, draws=draws, num_draws=3000)
+
+    weight_NS, others = drawn(1), list(made_NS)
+    assert len(pool[0]) == 3000
+    assert 0.6 <= pool[0][:, 1].max() <= 0.6 + 2e-4 + 1e-9  # the cap, up to the grid
+    np.testing.assert_allclose(pool[0].sum(1), 1)
+    for weight_S in sorted(pool[0].tolist(), key=lambda w: w[0] - w[2]):
+        if len(others) < 8 and all(np.abs(weight_S - other).sum() > APART for other in others):
+            others.append(np.array(weight_S))
+    np.testing.assert_array_equal(weight_NS, others[2:])
+    np.testing.assert_array_equal(drawn(1), weight_NS)
+    assert (drawn(2) != weight_NS).any()
+
+
+def test_mixtures_come_closer_where_there_is_little_room():
+    """Of two sources, 100 mixtures cannot be 0.1 apart: 2 / 0.1 would be the most."""
+    flat, prior_S, none = lambda w: w[:, 0], np.array([0.5, 0.5]), np.zeros((0, 2))
+    how = {"draws": stream(1, "test"), "num_draws": 5000}
+    weight_NS = promising_mixtures(flat, prior_S, np.ones(2), none, 100, **how)
+    assert len(np.unique(weight_NS[:, 0])) == 100
+    with pytest.raises(ConfigError, match=r"needs 3 new mixtures.*1 are new.*mixer\.rounds"):
+        promising_mixtures(flat, prior_S, np.array([0.5, 0.5]), none, 3, **how)
+
+
+def test_rounds_add_up_and_each_knows_all_before_it(monkeypatch):
+    """Losses fall with the share of code: later rounds draw more of it than the first."""
+
+    class CodeLab(Lab):
+        def train(self, proxies):
+            self.asked.append(proxies)
+            losses = [2.0 - p.mixer["weights"].get("code", 0.0) for p in proxies]
+            return [ProxyResult({"web": loss}, [], {}, "", 1, 1) for loss in losses]
+
+    options = {"surrogate": "linear", "max_epochs": None, "draws": 2000, "top": 10}
+    mixer, lab = RegMix(rounds=[12, 5, 3], seed=2, **options), CodeLab()
+    mixture = mixer.plan(lab)
+    assert [len(proxies) for proxies in lab.asked] == [12, 5, 3]
+    labels = [proxy.label for proxies in lab.asked for proxy in proxies]
+    assert labels == [f"mixture {n}" for n in range(1, 21)]
+    share = [np.mean([p.mixer["weights"].get("code", 0.0) for p in own]) for own in lab.asked]
+    assert share[0] < 0.5 < 0.8 < share[1]
+    assert mixture.weights["code"] > 0.9
+    assert [own["proxies"] for own in mixer.findings["rounds"]] == [12, 5, 3]
+    assert {own["surrogate"] for own in mixer.findings["rounds"]} == {"linear"}
+    again = CodeLab()
+    assert RegMix(rounds=[12, 5, 3], seed=2, **options).plan(again) == mixture
+    assert again.asked == lab.asked
+    one = CodeLab()
+    RegMix(num_proxies=12, seed=2, **options).plan(one)
+    assert one.asked[0] == lab.asked[0]  # the first round is RegMix's own
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"rounds": [3, 8]}, "first round needs at least 4"),
+        ({"rounds": [8, 0]}, r"mixer\.rounds"),
+        ({"rounds": "64"}, r"mixer\.rounds"),
+        ({"rounds": [8, 4], "num_proxies": 64}, r"rounds=\[8, 4\] with 64 proxies.*or give 12"),
+    ],
+)
+def test_wrong_rounds_are_refused(options, told):
+    with pytest.raises(ConfigError, match=told):
+        RegMix(**options)
+
+
 def test_defaults_are_the_authors():
+    assert RegMix(rounds=[8, 4], num_proxies=12).options.rounds == [8, 4]
     options = RegMix().options
     assert (options.draws, options.top, options.surrogate) == (100_000, 128, None)
     for planner in (RegMix(), MixingLaw()):

@@ -9,9 +9,10 @@ from dograph.config import MixerConfig, resolve_config
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.mixers.registry import require_method
+from dograph.plan.jobs import Stopped
 from dograph.plan.lab import default_proxy, forecast_plan, make_plan
 from dograph.train.forecast import run_flops
-from lab_runs import Here, config_of
+from lab_runs import Here, config_of, imports_frozen
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +150,25 @@ def test_a_plan_tells_how_it_was_made(corpus, tmp_path):
     assert again.mixture == plan.mixture
     assert (again.cost.proxies, again.cost.cached) == (2, 2)
     assert again.cost.seconds == plan.cost.seconds > 0
+
+
+@pytest.mark.slow
+def test_rounds_go_on_where_they_were_stopped(corpus, tmp_path):
+    """Stopped in the second round; the same request trains what is left and plans the same."""
+    options = {"rounds": [4, 2], "surrogate": "linear", "max_epochs": None, "draws": 500, "top": 5}
+    mixer = MixerConfig(name="regmix", **options)
+    target = target_of(corpus).model_copy(update={"mixer": mixer})
+    proxy = default_proxy(target, {"train": {"steps": 2}, "eval": {"every": 0}})
+    with imports_frozen():
+        whole = make_plan(target, proxy, lab=tmp_path / "whole", pool=Here())
+        with pytest.raises(Stopped):
+            make_plan(target, proxy, lab=tmp_path / "lab", pool=Here(most=5))
+        pool = Here()
+        resumed = make_plan(target, proxy, lab=tmp_path / "lab", pool=pool)
+    assert pool.made == ["mixture 6"]
+    assert (resumed.mixture, resumed.findings) == (whole.mixture, whole.findings)
+    assert resumed.provenance == whole.provenance
+    assert resumed.provenance.proxy["number"] == 6
 
 
 def test_a_forecast_makes_nothing(corpus, tmp_path):

@@ -1,6 +1,7 @@
 """Whole artefacts of tiny runs, in this process: tables, reproduce.json, and going on."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -205,6 +206,7 @@ def test_plans_are_made_and_counted(place):
     assert results["regmix"]["seconds"]["plan"]["mean"] > 0
     assert results["uniform"]["seconds"]["plan"]["mean"] == 0
     assert "plans: proxies are tiny of 1 steps" in page
+    assert re.search(r"plan of regmix: surrogate \w+, fitted on 8 proxies", page)
 
 
 def test_what_could_not_be_finished_is_refused_at_first(place):
