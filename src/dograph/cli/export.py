@@ -9,7 +9,7 @@ from dograph.errors import ConfigError
 
 def export(
     mixture: str | None = argument(None, "a mixture file, a published mixture, or a run"),
-    to: str = option("yaml", "hf, nanotron, olmo-core, megatron, levanter, yaml, json"),
+    to: str = option("yaml", "hf, olmo-core, megatron, levanter, yaml, json"),
     place: list[str] | None = option(None, "NAME=PATH or NAME=hf:DATASET of a source; repeatable"),
     corpus: Path | None = option(None, "a prepared corpus, whose names of sources are used"),
     out: Path | None = option(None, "a file to write to (default: standard output)"),
@@ -18,7 +18,7 @@ def export(
 
     \b
     dograph export                              list the published mixtures
-    dograph export mixture.yaml --to nanotron --place C4=/data/c4
+    dograph export mixture.yaml --to olmo-core --place C4=/data/c4
     dograph export runs/demo --to hf            the last mixture of a run
     dograph export regmix-pile --to megatron --out blend.sh
 

@@ -55,14 +55,14 @@ def inspect(
 
 
 def _print(result: "Inspection") -> None:
-    """Losses, separation of sources overall and by part, the domains, and samples of each."""
+    """Losses, separation of sources, the domains, and samples of each."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
 
     from dograph.eval.recorded import agreement_line, edge_table, node_table
 
     def show(title: str, columns: str, rows: list[list[str]]) -> None:
-        words = ("source", "sources", "part", "farthest", "text")
+        words = ("source", "sources", "text")
         escaped = [[escape(cell) for cell in row] for row in rows]
         style = {"title": title, "box": SIMPLE_HEAD, "padding": (0, 1)}
         print_table(columns.split(", "), escaped, words, **style)
@@ -85,8 +85,6 @@ def _print(result: "Inspection") -> None:
         if len(result.pairs) > MOST_PAIRS:
             pairs.append([f"{len(result.pairs) - MOST_PAIRS} more in inspection.json"])
         show("sources, farthest first", "sources, MMD^2, separation, p", pairs)
-        parts = [[p.name, figure(p.mean_separation), " - ".join(p.farthest)] for p in result.parts]
-        show("separation of sources by part of the model", "part, mean separation, farthest", parts)
     shown = console.open_console()
     shown.print(node_table(result.graph, "domains of the model"))
     shown.print(edge_table(result.graph))

@@ -1,15 +1,14 @@
 """What a model perceives in a corpus, without training: separation of sources, domains, examples.
 
-Gradients of held-out rows are sketched for each part of the model. Sources are compared by the
-unbiased MMD of Theorem 1 with permutation tests; the sketches, normalised, centred and normalised
-again (as in scope stream), are clustered into domains.
+Gradients of held-out rows are sketched. Sources are compared by the unbiased MMD of Theorem 1 with
+permutation tests; the sketches, normalised, centred and normalised again (as in scope stream), are
+clustered into domains.
 
 Shapes: N rows, T tokens, K sketch, M domains, G sources.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,15 +31,12 @@ from dograph.models.build import build_model, load_model
 from dograph.models.loss import PerSampleLoss
 from dograph.models.presets import PRESETS
 from dograph.rng import stream
-from dograph.sketch.cover import blocks_of
-from dograph.sketch.rules import EmbeddingRule, NormRule, Rule
 from dograph.sketch.sketcher import Sketcher
 from dograph.stats import holm
 from dograph.train.distributed import pick_device
 from dograph.train.metrics import sketch_rows
 
 SEQ_LEN = 256  # tokens of a row by default, for models that no run trained
-MOST_BLOCKS = 8  # deeper models are shown in thirds
 EXAMPLES, PREVIEW = 3, 80  # samples shown for each domain, characters of each
 TOKENS_AT_ONCE = 4096
 # Sums of kernel values that differ by less than this, relative to the kernel's diagonal, are
@@ -72,15 +68,6 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelPart:
-    """The separation of sources in the gradients of one part of the model."""
-
-    name: str
-    mean_separation: float | None  # over all pairs
-    farthest: tuple[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class NearestSample:
     domain: int
     source: str
@@ -99,7 +86,6 @@ class Inspection:
     rows: dict[str, int]  # by source
     loss_nats: dict[str, float]  # by source
     pairs: list[Pair]
-    parts: list[ModelPart]
     nmi: float
     purity: float
     graph: DomainGraph
@@ -122,16 +108,9 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
     named = [corpus.sources[block.source] for block in blocks]
     sources = [source for source in corpus.sources if source in named]
     source_N = torch.tensor([sources.index(source) for source in named])
-    loss_N, part_of = part_sketches(model, blocks, request, report)
-    sketch_NK = torch.stack(list(part_of.values())).sum(dim=0)
+    loss_N, sketch_NK = sketched(model, blocks, request, report)
     report("comparing sources", 0, 0)
     pairs = _compared(sketch_NK, source_N, sources, max(999, 10 * len(sources) ** 2), request.seed)
-    parts = []
-    for name, part_NK in part_of.items():
-        own = _compared(part_NK, source_N, sources, 1, request.seed)
-        known = [pair.separation for pair in own if pair.separation is not None]
-        farthest = (own[0].first, own[0].second) if own else ("", "")
-        parts.append(ModelPart(name, sum(known) / len(known) if known else None, farthest))
     label_N, direction_NK = perceived(sketch_NK, request.domains, request.seed)
     nmi, purity = agreement(label_N, source_N, request.domains, len(sources))
     domains = partition(sketch_NK, label_N, request.domains)
@@ -145,7 +124,6 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
         rows=dict(zip(sources, count_G.tolist(), strict=True)),
         loss_nats=dict(zip(sources, mean_G.tolist(), strict=True)),
         pairs=pairs,
-        parts=parts,
         nmi=float(nmi),
         purity=float(purity),
         graph=build_graph(domains, None, label_N, source_N, sources, step=0),
@@ -219,47 +197,20 @@ def choose_rows(
     return split, blocks, notes
 
 
-def part_names(model: PerSampleLoss) -> Callable[[Rule], str]:
-    """From a layer's rule to its part: embedding, attention or mlp of a block, norms, head."""
-    stack, blocks = blocks_of(model)
-    head = model.model.get_output_embeddings()
-    num = len(blocks)
-    names = [f"block {i}" for i in range(num)]
-    if num > MOST_BLOCKS:
-        ends = (0, num // 3, num - num // 3, num)
-        names = [f"blocks {a}-{b - 1}" for a, b in pairwise(ends) for _ in range(a, b)]
-
-    def part(rule: Rule) -> str:
-        if isinstance(rule, EmbeddingRule):
-            return "embedding"
-        if isinstance(rule, NormRule):
-            return "norms"
-        if rule.module is head:
-            return "head"
-        if not rule.path.startswith(f"{stack}."):
-            return "other"
-        number, _, layer = rule.path.removeprefix(f"{stack}.").partition(".")
-        return f"{names[int(number)]} {'attention' if 'att' in layer else 'mlp'}"
-
-    return part
-
-
-def part_sketches(
+def sketched(
     model: PerSampleLoss, blocks: list[Block], request: InspectRequest, report: Report
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss of each row, and its sketch by part of the model; the parts add up to the sketch."""
-    options: dict[str, Any] = {"seed": request.seed, "exclude": request.exclude}
-    sketcher = Sketcher(model, mode="twopass", group_of=part_names(model), **options)
+) -> tuple[Tensor, Tensor]:
+    """Loss and sketch of each row."""
+    sketcher = Sketcher(model, mode="twopass", seed=request.seed, exclude=request.exclude)
     token_NT = torch.from_numpy(np.stack([block.tokens() for block in blocks]))
     at_once = max(1, TOKENS_AT_ONCE // token_NT.shape[1])
-    losses, parts, done = [], [], 0
-    for loss_b, _, groups in sketch_rows(sketcher, token_NT, at_once=at_once):
+    losses, sketches, done = [], [], 0
+    for loss_b, sketch_bK in sketch_rows(sketcher, token_NT, at_once=at_once):
         losses.append(loss_b.cpu())
-        parts.append({name: part_bK.float().cpu() for name, part_bK in groups.items()})
+        sketches.append(sketch_bK.float().cpu())
         done += len(loss_b)
         report("sketching", done, len(blocks))
-    joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    return torch.cat(losses), joined
+    return torch.cat(losses), torch.cat(sketches)
 
 
 def _compared(

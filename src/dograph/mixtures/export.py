@@ -1,4 +1,4 @@
-"""A mixture in the configuration formats of five trainers, and as plain YAML or JSON.
+"""A mixture in the configuration formats of four trainers, and as plain YAML or JSON.
 
 Each trainer has a writer that returns comments on what its weights mean, and the file's content.
 """
@@ -182,25 +182,6 @@ def _megatron(sources: Sources) -> Exported:
     return lines, f"DATA_ARGS=(\n  --data-path\n{blend})\n"
 
 
-def _nanotron(sources: Sources) -> Exported:
-    """A data stage over Nanosets: the `data_stages` of a configuration.
-
-    Against `NanosetDatasetsArgs`, `DataArgs` and `DatasetStageArgs` (huggingface/nanotron 00708b8):
-    as many weights as folders, a stage that starts at step 1, and no key that the classes lack.
-    """
-    names, weights, places = (list(column) for column in zip(*sources, strict=True))
-    lines = [
-        "nanotron: put this into the configuration in place of its data_stages.",
-        """Weights count samples of tokens.sequence_length tokens, so they are shares of
-        tokens. Folders hold datatrove's tokenized files (.ds).""",
-        f"in this order: {', '.join(names)}",
-    ]
-    dataset = {"dataset_folder": places, "dataset_weights": weights}
-    data = {"dataset": dataset, "num_loading_workers": 1, "seed": 42}
-    stage = {"name": "mixture", "start_training_step": 1, "data": data}
-    return lines, {"data_stages": [stage]}
-
-
 MOST_REPEATS = 4.0  # after four epochs repeated text is worth much less
 
 
@@ -223,7 +204,6 @@ def _olmo_core(sources: Sources) -> Exported:
 
 TRAINERS: Mapping[str, ExportFormat] = {
     "hf": ExportFormat(_hf, reads_hub=True),
-    "nanotron": ExportFormat(_nanotron),
     "olmo-core": ExportFormat(_olmo_core, "data/{}/*.npy"),
     "megatron": ExportFormat(_megatron, "data/{}_text_document"),
     "levanter": ExportFormat(_levanter, "data/{}/*.jsonl.gz", reads_hub=True),

@@ -385,14 +385,14 @@ class Probes:
         sketcher = open_sketcher(self.model, self.model.head, how, mode, projection)
         with uncompiled():
             looks = sketch_rows(sketcher, token_NT, at_once=self.at_once, step=step, half=half)
-            losses, sketches, _ = zip(*looks, strict=True)
+            losses, sketches = zip(*looks, strict=True)
         return torch.cat(losses), torch.cat(sketches)
 
 
 def sketch_rows(
     sketcher: Sketcher, token_NT: Tensor, *, at_once: int, step: int = 0, half: bool = False
-) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
-    """Loss, sketch and its parts, `at_once` rows at a time; `half` runs the model in bfloat16.
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Loss and sketch, `at_once` rows at a time; `half` runs the model in bfloat16.
 
     The model maps tokens to one loss per row. It is left unchanged: no gradients, no random numbers
     (dropout is off), and every layer back in its training or eval mode.
@@ -408,7 +408,7 @@ def sketch_rows(
                     loss_b = model(token_bT)
                 result = sketcher.sketch(loss_b, keep=False)
             assert result.sketch_BK is not None
-            yield loss_b.detach(), result.sketch_BK, result.groups
+            yield loss_b.detach(), result.sketch_BK
 
 
 def nearest_rows(

@@ -40,13 +40,11 @@ def corpus(tmp_path):
 def test_a_mixture_file_to_stdout_and_to_a_file(tmp_path):
     mixture, out = tmp_path / "m.yaml", tmp_path / "out.yaml"
     mixture.write_text("weights: {C4: 3, Book: 1}\n")
-    shown = run(mixture, "--to", "nanotron", "--place", "C4=/data/c4=x").stdout
-    dataset = yaml.safe_load(shown)["data_stages"][0]["data"]["dataset"]
-    assert dataset == {
-        "dataset_folder": ["/data/c4=x", "data/Book"],
-        "dataset_weights": [0.75, 0.25],
-    }
-    assert run(mixture, "--to", "nanotron", "--place", "C4=/data/c4=x", "--out", out).stdout == ""
+    shown = run(mixture, "--to", "olmo-core", "--place", "C4=/data/c4=x").stdout
+    sources = yaml.safe_load(shown)["sources"]
+    assert [source["paths"] for source in sources] == [["/data/c4=x"], ["data/Book/*.npy"]]
+    assert [source["target_ratio"] for source in sources] == [0.75, 0.25]
+    assert run(mixture, "--to", "olmo-core", "--place", "C4=/data/c4=x", "--out", out).stdout == ""
     assert out.read_text() == shown
     with pytest.raises(ConfigError, match="is the mixture itself"):
         run(mixture, "--to", "yaml", "--out", mixture)

@@ -12,6 +12,7 @@ from dograph.mixers.registry import MIXERS, PLANNERS, build_mixer
 OPTIONS = {
     "static": {"weights": {"a": 1.0}},
     "scheduled": {"stages": {0: {"a": 1.0}}},
+    "domain2vec": {"vectors": {"a": [1.0], "target": [1.0]}},
 }
 CODE = """
 import json, sys

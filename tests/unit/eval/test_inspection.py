@@ -9,17 +9,15 @@ from transformers.utils.logging import enable_progress_bar
 from corpora import write_corpus
 from dograph.config import parse_config
 from dograph.data.corpus import Corpus, Manifest
+from dograph.eval import inspect
 from dograph.eval.inspect import (
     InspectRequest,
     choose_rows,
     inspect_model,
     open_subject,
-    part_names,
-    part_sketches,
     perceived,
 )
 from dograph.models.build import build_model
-from dograph.sketch.cover import cover
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.checkpoint import save_model
 from dograph.train.run_dir import RunDirectory
@@ -74,12 +72,12 @@ def sketched(request_):
     corpus = Corpus(request_.corpus)
     model, seq_len, _ = open_subject(request_, corpus)
     _, blocks, _ = choose_rows(corpus, seq_len, request_)
-    loss_N, parts = part_sketches(model, blocks, request_, lambda *_: None)
+    loss_N, sketch_NK = inspect.sketched(model, blocks, request_, lambda *_: None)
     source_N = np.array([corpus.sources[block.source] for block in blocks])
-    return model, blocks, source_N, loss_N, torch.stack(list(parts.values())).sum(dim=0)
+    return model, blocks, source_N, loss_N, sketch_NK
 
 
-def test_the_parts_add_up_to_the_sketch(sketched):
+def test_sketches_are_those_of_one_backward_a_row(sketched):
     model, blocks, _, loss_N, sketch_NK = sketched
     token_BT = torch.from_numpy(np.stack([block.tokens() for block in blocks[:4]]))
     sketcher = Sketcher(model, mode="reference")
@@ -171,33 +169,3 @@ def test_rows_of_a_model_that_no_run_made_are_256(directory, tmp_path):
     save_model(model, tmp_path / "model", None)
     request = InspectRequest(model=str(tmp_path / "model"), corpus=directory)
     assert open_subject(request, corpus)[1] == 256
-
-
-@pytest.mark.parametrize(
-    ("preset", "layers", "count"), [("tiny", 2, 7), ("demo", 4, 11), ("gpt2-mini", 12, 9)]
-)
-def test_parts_are_few_and_cover_every_layer(preset, layers, count):
-    with torch.device("meta"):
-        model = build_model(preset, vocab_size=100, seq_len=16, dropout=0.0, seed=0)
-    part = part_names(model)
-    parts = {rule.path: part(rule) for rule in cover(model)}
-    assert len(set(parts.values())) == count
-    assert parts["model.transformer.wte"] == parts["model.transformer.wpe"] == "embedding"
-    assert parts["model.transformer.ln_f"] == parts["model.transformer.h.0.ln_1"] == "norms"
-    assert parts["model.lm_head"] == "head"
-    last = f"model.transformer.h.{layers - 1}"
-    name = f"block {layers - 1}" if layers <= 8 else "blocks 8-11"
-    assert parts[f"{last}.attn.c_proj"] == f"{name} attention"
-    assert parts[f"{last}.mlp.c_proj"] == f"{name} mlp"
-
-
-def test_llamas_have_the_same_parts():
-    with torch.device("meta"):
-        model = build_model("llama-1.1b", vocab_size=100, seq_len=16, dropout=0.0, seed=0)
-    part = part_names(model)
-    assert {part(rule) for rule in cover(model)} == {
-        "embedding",
-        "norms",
-        "head",
-        *(f"blocks {b} {p}" for b in ("0-6", "7-14", "15-21") for p in ("attention", "mlp")),
-    }

@@ -48,10 +48,10 @@ def test_presets_keep_three_figures(name):
 
 def test_places_and_kinds():
     assert "'a': load_dataset('x/y', split=" in export_mixture("hf", {"a": 1.0}, {"a": "hf:x/y"})
-    stage = yaml.safe_load(export_mixture("nanotron", {"Pile CC/1": 1.0}, {}))["data_stages"][0]
-    assert stage["data"]["dataset"]["dataset_folder"] == ["data/Pile_CC_1"]
+    [source] = yaml.safe_load(export_mixture("olmo-core", {"Pile CC/1": 1.0}, {}))["sources"]
+    assert source["paths"] == ["data/Pile_CC_1/*.npy"]
     with pytest.raises(ConfigError, match="not the Hugging Face hub"):
-        export_mixture("nanotron", {"a": 1.0}, {"a": "hf:x/y"})
+        export_mixture("olmo-core", {"a": 1.0}, {"a": "hf:x/y"})
     kinds = {
         "/x/*.jsonl.gz": "json",
         "/x/a.b/part.json.zst": "json",
@@ -64,8 +64,8 @@ def test_places_and_kinds():
 
 def test_comments_stay_comments():
     long = "x " * 200
-    exported = export_mixture("nanotron", {"a\nimport os": 0.0, "b": 0.5, long: 0.5}, {})
-    text = exported[: exported.index("data_stages:\n")]
+    exported = export_mixture("olmo-core", {"a\nimport os": 0.0, "b": 0.5, long: 0.5}, {})
+    text = exported[: exported.index("sources:\n")]
     assert all(line.startswith("# ") and len(line) <= 100 for line in text.splitlines())
     assert "left out, weight 0: a import os" in text
     assert "put the real places here: b" in text

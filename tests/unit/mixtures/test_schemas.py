@@ -23,40 +23,6 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class NanotronDataset(Strict):
-    dataset_folder: list[str]
-    dataset_weights: list[float]
-    tokenizer_name: str | None = None
-    vocab_size: int | None = None
-    token_size_in_bytes: int | None = None
-
-    @model_validator(mode="after")
-    def as_many(self):
-        assert len(self.dataset_weights) == len(self.dataset_folder)
-        return self
-
-
-class NanotronData(Strict):
-    dataset: NanotronDataset
-    seed: int | None
-    num_loading_workers: int | None = 1
-
-
-class NanotronStage(Strict):
-    name: str
-    start_training_step: Annotated[int, Field(ge=0)]
-    data: NanotronData
-
-
-class Nanotron(Strict):
-    data_stages: list[NanotronStage]
-
-    @model_validator(mode="after")
-    def from_the_first_step(self):
-        assert any(stage.start_training_step == 1 for stage in self.data_stages)
-        return self
-
-
 class OlmoSource(Strict):
     source_name: str
     target_ratio: Annotated[float, Field(gt=0, le=1)]
@@ -107,13 +73,6 @@ class Levanter(Strict):
 
 def exported(name, mixture=MIXTURE, places=PLACES):
     return export_mixture(name, mixture, places)
-
-
-def test_nanotron():
-    (stage,) = Nanotron.model_validate(yaml.safe_load(exported("nanotron"))).data_stages
-    dataset = stage.data.dataset
-    assert dataset.dataset_folder == ["/data/c4", "/data/pile cc/x", "data/it_s____odd_"]
-    assert dataset.dataset_weights == [0.61, 0.2999, 0.0901]
 
 
 def test_olmo_core():
@@ -171,10 +130,10 @@ def test_each_says_what_its_weights_are_and_what_is_left_out(name):
 
 
 def test_names_that_do_not_exist():
-    with pytest.raises(ConfigError, match='did you mean "nanotron"'):
-        exported("nanotrom")
+    with pytest.raises(ConfigError, match='did you mean "megatron"'):
+        exported("megatrom")
     with pytest.raises(ConfigError, match='"c4", which the mixture does not have'):
         export_mixture("hf", MIXTURE, {"c4": "/x"})
-    for name in ("nanotron", "olmo-core", "megatron"):
+    for name in ("olmo-core", "megatron"):
         with pytest.raises(ConfigError, match="hub; give the path"):
             exported(name, places={"C4": "hf:allenai/c4"})
