@@ -9,22 +9,24 @@ squared gradient norm, w the weights of domains, c those of samples.
 import textwrap
 from typing import Literal, get_args
 
-_TEXTS = """
+import yaml
+
+CHOICES: dict[str, dict[str, str]] = yaml.safe_load("""
 mixer.recipe:
   recommended: domains of each batch (K-means on raw gradients), objective precision, no warm-up
   safe: domains that persist (scope stream), precision, at least 90 % effective samples, warm-up
   paper: domains of each batch, objective uncertainty, as the paper describes it
-  inverse-norm: every sample's gradient divided by its norm: c_i ~ 1 / |g_i|; domains do not matter
+  inverse-norm: every sample's gradient divided by its norm, c_i ~ 1 / |g_i|; domains do not matter
 mixer.scope:
   batch: K-means on the samples of each batch
   period: pools the sketches of period_steps steps, clusters once, holds the domains for the next
   stream: centroids that follow the model; samples count half after half_life steps
 mixer.objective:
   precision: w_j ~ share_j x (gradient norm in domain j)^-q
-  uncertainty: min w'Gw / s + beta sum_j sigma_j^2 w_j: a short update from domains of little spread
-  variance: min Var_j |g_j| + lambda w'Gw / s: the weights that make the update shortest
-  robust: w_j ~ exp(|g_j| / tau), norms in units of their average: the hardest domains
-  alignment: w_j ~ max(cos(g_j, sum_l w_l g_l), 0): domains that agree with the update
+  uncertainty: min w'Gw / s + beta sum_j sigma_j^2 w_j; a short update from domains of little spread
+  variance: min Var_j |g_j| + lambda w'Gw / s; the weights that make the update shortest
+  robust: w_j ~ exp(|g_j| / tau), norms in units of their average; the hardest domains
+  alignment: w_j ~ max(cos(g_j, sum_l w_l g_l), 0); domains that agree with the update
 sketch.mode:
   full: sketches every layer; the weighted gradient is computed once, from stored inputs and output
     gradients
@@ -41,8 +43,8 @@ sketch.projection:
 sketch.accumulation:
   two_sweeps: a first pass over all micro-batches for the sketches, a second one for the gradient
   keep: holds inputs and output gradients of all micro-batches until the weights are known
-  lagged: weighs a micro-batch by domains of earlier steps: c_i = w_j / (N p_j), N the world batch
-"""
+  lagged: weighs a micro-batch by domains of earlier steps, c_i = w_j / (N p_j), N the world batch
+""")
 
 Mode = Literal["full", "twopass", "topdown", "head", "exact", "reference"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -59,22 +61,6 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 TWO_SIDED: tuple[Kind, ...] = ("rademacher", "two-sided")  # can be computed layer by layer, in taps
 
 Accumulation = Literal["two_sweeps", "keep", "lagged"]
-
-
-def _parsed(texts: str) -> dict[str, dict[str, str]]:
-    """What each value does, by setting and value."""
-    choices, setting = dict[str, dict[str, str]](), ""
-    for line in texts.strip().replace("\n    ", " ").splitlines():
-        if line.startswith(" "):
-            value, does = line.strip().split(": ", 1)
-            choices[setting][value] = does
-        else:
-            setting = line.rstrip(":")
-            choices[setting] = {}
-    return choices
-
-
-CHOICES = _parsed(_TEXTS)
 
 
 def help_text(width: int = 80) -> str:

@@ -128,13 +128,10 @@ def _version(distribution: str) -> str | None:
 
 
 def _memory_and_disk() -> Iterator[Finding]:
-    if sys.platform == "win32":
-        yield check("machine", "memory", False, "unknown on this system", "")
-    else:
-        total = machine_memory()
-        ok, detail = total >= MIN_MEMORY_GIB * GIB, f"{total / GIB:.1f} GiB"
-        remedy = "lower train.micro_batch_size, or choose a smaller model"
-        yield check("machine", "memory", ok, detail, remedy)
+    total = machine_memory()
+    ok, detail = total >= MIN_MEMORY_GIB * GIB, f"{total / GIB:.1f} GiB"
+    remedy = "lower train.micro_batch_size, or choose a smaller model"
+    yield check("machine", "memory", ok, detail, remedy)
     free = shutil.disk_usage(Path.cwd()).free
     detail = f"{free / GIB:.1f} GiB free in the working directory"
     remedy = "a corpus and its runs may need more; work in another directory"

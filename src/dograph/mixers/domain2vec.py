@@ -26,8 +26,6 @@ SUM_WEIGHT = 1e4  # of the sum of the weights in least squares, in units of the 
 
 
 class Domain2VecOptions(Options):
-    """The vectors and the limit of repeats."""
-
     owner: ClassVar[str] = "domain2vec"
 
     vectors: str | dict[str, list[float]]  # a CSV file (`read_vectors`), or the vectors by name

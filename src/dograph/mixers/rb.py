@@ -62,8 +62,7 @@ class RB(GradientMixer):
         return weight_B
 
     def weigh_lagged(self, signals: Signals, num_samples: int) -> Tensor:
-        equal_B = Mixer.weigh(self, replace(signals, num_samples=num_samples))
-        return equal_B[: signals.num_samples]
+        return Mixer.weigh(self, replace(signals, num_samples=num_samples))[: signals.num_samples]
 
     def observe(self, signals: Signals, weight_B: Tensor) -> None:
         """Add the batch to the round."""

@@ -34,7 +34,7 @@ MIXERS = {
     "dynamic-loss": "dograph.mixers.dynamic_loss:DynamicLoss",
     "group-dro": "dograph.mixers.group_dro:GroupDRO",
     "ado": "dograph.mixers.ado:ADO",
-    "odm": "dograph.mixers.odm:ODM",
+    "odm": "dograph.mixers.online:ODM",
     "rb": "dograph.mixers.rb:RB",
     **PROXIES,
     **PLANNERS,

@@ -3,13 +3,11 @@
 import json
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from dograph.config import RunConfig
 from dograph.eval.recorded import domains_last, read_validation
@@ -253,14 +251,12 @@ def cost_of(run: OpenRun) -> StepCosts:
 def _facts(run: OpenRun, cost: StepCosts) -> dict[str, str]:
     config, train = run.config, run.config.train
     environment = read_record(run.path / ENVIRONMENT, _environment, run.skipped) or {}
-    parameters = count_parameters(run.path)
-    size = f", {parameters:,} parameters" if parameters else ""
     options = ", ".join(f"{k}={json.dumps(v)}" for k, v in config.mixer.options.items())
     devices = environment.get("gpus") or [f"CPU, {environment.get('torch_threads', '?')} threads"]
     libraries = environment.get("libraries") or {}
     return {
         "run": str(run.path) + (f", forked from {run.parent}" if run.parent else ""),
-        "model": f"{config.model.preset or config.model.path}{size}",
+        "model": str(config.model.preset or config.model.path),
         "corpus": config.data.corpus,
         "mixer": config.mixer.name + (f" ({options})" if options else ""),
         "seed": str(config.seed),
@@ -277,13 +273,3 @@ def _facts(run: OpenRun, cost: StepCosts) -> dict[str, str]:
 def _environment(values: dict[str, Any]) -> dict[str, Any]:
     list(values.get("gpus") or ()), dict(values.get("libraries") or {})  # raises if they are not
     return values
-
-
-def count_parameters(path: Path) -> int:
-    """The number of parameters of the saved model, from the headers of its files; 0 if unknown."""
-    total = 0
-    for file in (path / "model").glob("*.safetensors"):
-        with suppress(SafetensorError, OSError), safe_open(file, framework="np") as tensors:
-            shapes = (tensors.get_slice(name).get_shape() for name in tensors.keys())  # noqa: SIM118
-            total += sum(map(math.prod, shapes))
-    return total

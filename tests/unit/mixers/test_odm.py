@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dograph.errors import ConfigError
-from dograph.mixers.odm import ODM
+from dograph.mixers.online import ODM
 from dograph.mixers.registry import build_mixer
 from dograph.types import Signals
 

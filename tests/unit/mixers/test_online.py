@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dograph.data.sampler import advance
-from dograph.mixers.odm import ODM
+from dograph.mixers.online import ODM
 from dograph.mixers.registry import build_mixer
 from dograph.testing import TinyLab, check_mixer
 from dograph.types import Signals

@@ -13,7 +13,6 @@ SLIMPAJAMA = list(RECIPES["slimpajama-6b"].table)
 PILE = list(RECIPES["pile"].table)
 LITERATURE = ["arxiv", "book", "c4", "cc", "github", "stackexchange", "wikipedia"]
 PRINTED = {  # as the papers' code lists them, in the order of LITERATURE
-    "doremi-slimpajama-10k": [0.08205, 0.02007, 0.01395, 0.2961, 0.294, 0.09507, 0.1987],
     "doremi-slimpajama-50k": [0.04235, 0.08201, 0.381, 0.1141, 0.0654, 0.0847, 0.2305],
     "doge-slimpajama": [0.088, 0.045, 0.269, 0.214, 0.070, 0.166, 0.148],
 }
