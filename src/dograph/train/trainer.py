@@ -153,6 +153,11 @@ class Trainer:
         has_tokenizer = self.corpus.manifest.tokenizer.file is not None
         # opened now, so that a corpus that is deleted later costs no checkpoint
         self.tokenizer = self.corpus.tokenizer if has_tokenizer else None
+        if taken := set(metrics.SUMMARIES) & set(self.corpus.sources):
+            raise ConfigError(
+                f"a source is called {sorted(taken)}, a name that metrics use for a summary; "
+                "prepare the corpus with another name: NAME=path"
+            )
         if config.train.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS requires it
         torch.use_deterministic_algorithms(config.train.deterministic)
