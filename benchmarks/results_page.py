@@ -200,7 +200,8 @@ def plans() -> list[str]:
     return [
         "## Planned mixtures",
         "",
-        "DoReMi and DoGE with 6-layer proxies of 400 steps, RegMix and the mixing law from the",
+        "DoReMi and DoGE (`mixer.alignment=same_batch`) with 6-layer proxies of 400 steps, whose",
+        "weights had not settled (last weights 0.27 from their average), RegMix and the mixing law from the",
         "same 32 proxies of 4 layers and 350 steps (`benchmarks/results/plans`):",
         "",
         *markdown(["method", *(source.removeprefix("RedPajama") for source in sources)], rows),
