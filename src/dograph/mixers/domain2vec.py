@@ -83,9 +83,9 @@ def closest_mixture(
     away_DS = vector_DS - target_D[:, None]
     high = SUM_WEIGHT * (float(np.abs(away_DS).max()) or 1.0)
     rows = np.vstack([away_DS, np.full(away_DS.shape[1], high)])
-    goal = np.append(np.zeros(len(away_DS)), high)
-    solved = lsq_linear(rows, goal, (0, cap_S), method="bvls", tol=1e-15, max_iter=1000)
-    weight_S = np.clip(solved.x, 0, cap_S)  # it may pass a bound by its rounding
+    goal, most_S = np.append(np.zeros(len(away_DS)), high), np.maximum(cap_S, 1e-12)
+    solved = lsq_linear(rows, goal, (0, most_S), method="bvls", tol=1e-15, max_iter=1000)
+    weight_S = np.clip(solved.x, 0, cap_S)  # `most_S` is above 0, and rounding may pass a bound
     return np.asarray(weight_S / weight_S.sum())
 
 

@@ -59,7 +59,7 @@ class SweepOptions(Options):
 def epoch_caps(lab: Lab, max_epochs: float | None) -> dict[str, float]:
     """The largest weight of each source if the run reads it at most `max_epochs` times."""
     if max_epochs is None:
-        return dict.fromkeys(lab.tokens, 1.0)
+        return {name: float(n > 0) for name, n in lab.tokens.items()}
     total = sum(lab.tokens.values())
     if max_epochs * total < lab.budget:
         raise ConfigError(

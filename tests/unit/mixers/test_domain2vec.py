@@ -80,6 +80,15 @@ def test_no_source_is_read_more_often_than_allowed():
         Domain2Vec(vectors=VECTORS, max_epochs=1.0).plan(Lab())
 
 
+@pytest.mark.parametrize("max_epochs", [2.0, None])
+def test_a_source_without_training_text_is_not_drawn(max_epochs, monkeypatch):
+    monkeypatch.setattr(Lab, "tokens", {"a": 6_000_000, "b": 0, "c": 4_000_000})
+    mixer = Domain2Vec(vectors=VECTORS | {"target": V[:, 1].tolist()}, max_epochs=max_epochs)
+    weights = mixer.plan(Lab()).weights
+    assert weights["b"] == 0
+    assert sum(weights.values()) == pytest.approx(1)
+
+
 def test_it_is_a_mixer():
     check_mixer(Domain2Vec(vectors=VECTORS))
 
