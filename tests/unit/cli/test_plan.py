@@ -117,9 +117,10 @@ def test_a_file_is_not_written_over(corpus, folder):
 
 
 def test_a_dry_run_makes_nothing(corpus, folder):
+    (folder / "mixture.yaml").write_text("mine")
     result = invoke("lab_runs:Ladder", *settings(corpus), "mixer.number=5", "--dry-run")
     assert "5 proxies to train (tiny; 8 steps): 20,480 tokens" in result.stdout
-    assert list(folder.iterdir()) == []
+    assert [path.read_text() for path in folder.iterdir()] == ["mine"]
 
 
 def test_mixtures_for_another_trainer_and_back_with_its_losses(corpus, folder):
@@ -283,6 +284,18 @@ def test_a_run_gives_its_prior_and_its_caps(corpus, folder, tables):
     assert written["findings"]["prior"] == pytest.approx({"alpha": 0.6, "beta": 0.3, "gamma": 0.1})
     assert "epochs" in result.stdout.splitlines()[0]
     assert written["provenance"]["target_tokens"] == 12_800
+    given = ("mixer.max_epochs=2", "mixer.caps={beta: 0.4, gamma: 0.1}")  # the lower of both
+    invoke("mixing-law", *run, "mixer.target=C4", *given, "--from-table", *tables["fit"], "--force")
+    again = yaml.safe_load((folder / "mixture.yaml").read_text())
+    assert again["findings"]["caps"] == pytest.approx(
+        {"alpha": 2 * 6000 / 12_800, "beta": 0.4, "gamma": 0.1}
+    )
+
+
+def test_a_prior_file_must_name_every_source(folder, tables):
+    (folder / "prior.yaml").write_text("weights: {alpha: 5, beta: 3}")
+    with pytest.raises(ConfigError, match="the prior lacks gamma; give 0 to leave a source out"):
+        invoke("mixing-law", "mixer.prior=prior.yaml", "--from-table", *tables["fit"])
 
 
 def test_olmix_stays_near_the_prior_and_repeats_no_source_too_often(corpus, folder, tables):

@@ -52,7 +52,10 @@ def test_a_method_of_all_can_be_replaced_under_its_label():
     found = mixers("all,regmix=regmix[num_proxies=8]")
     assert found["regmix"] == {"name": "regmix", "num_proxies": 8}
     assert list(found).count("regmix") == 1
-    assert next(iter(mixers("all", "odm"))) == "odm"
+    first, *others = parse_methods("all", base(), "odm")
+    assert first.label == "odm"
+    assert not first.of_all  # it is never left out
+    assert all(method.of_all for method in others)
 
 
 def test_what_each_method_needs():

@@ -86,5 +86,6 @@ def test_replanning_makes_one_plan_a_seed(place):
     method = findings["methods"][1]
     assert not method["one_plan_for_all_seeds"]
     assert [plan["seed"] for plan in method["plans"]] == [0, 1]
+    assert tables(Findings.of_json(findings))[1].rows[1][2] == "2"  # proxies of both plans
     files = sorted(path.name for path in (Path(asked.out) / "plans").glob("*.yaml"))
     assert files == ["plan-s0.yaml", "plan-s1.yaml"]

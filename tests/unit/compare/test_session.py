@@ -198,11 +198,12 @@ def test_all_is_every_method_that_can_run_and_the_others_have_a_reason(place):
 
 def test_methods_of_all_that_a_corpus_cannot_serve_are_left_out(place):
     """The run is so long that no mixture keeps RegMix within its epochs."""
-    asked = ask(place, "all,law=mixing-law", out="long")
+    named = "law=mixing-law,odd=static[weights={nope: 1}]"
+    asked = ask(place, f"all,{named}", out="long")
     train = asked.config.train.model_copy(update={"steps": 10**6})
     longer = asked.config.model_copy(update={"train": train})
     labels, reasons = able_of_all(replace(asked, config=longer))
     for label in ("regmix", "mixing-law"):
         assert label not in labels
         assert reasons[label].startswith("mixer.max_epochs=4")
-    assert {"law", "odm", "doremi"} <= set(labels)  # a method that is named is refused later
+    assert {"law", "odd", "odm", "doremi"} <= set(labels)  # a method that is named is refused later

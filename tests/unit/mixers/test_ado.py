@@ -59,6 +59,37 @@ def test_vector():
     assert mixer.mean_S.tolist() == pytest.approx([0.499970, 0.300117, 0.199913], abs=1e-6)
 
 
+def test_averages_of_the_first_steps():
+    """h is 0.9 of the old and 0.1 of the new; mean(rho) at step t has 1 / (t + 1) of the new."""
+    mixer = opened(LAWS, tokens=(2, 1, 1), remix_every=1)
+    mixer.law_3S = torch.tensor(list(LAWS.values()), dtype=torch.float64).T
+    natural_S = mean_S = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
+    drawn_S = natural_S
+    for step in range(3):
+        mixer.remix(seen(step, LAWS.values()))
+        drawn_S = 0.9 * drawn_S + 0.1 * torch.tensor([1, 1, 14]) / BATCH
+        rho_S = policy(mixer.law_3S, BATCH * (step + 1), natural_S, drawn_S)
+        mean_S = (step * mean_S + rho_S) / (step + 1)
+        assert mixer.drawn_S.tolist() == pytest.approx(drawn_S.tolist())
+        assert mixer.mean_S.tolist() == pytest.approx(mean_S.tolist())
+
+
+def test_laws_need_eight_points():
+    for points, is_fitted in ((7, False), (8, True)):
+        mixer = run(opened(LAWS, refit_every=points, warmup_steps=0), LAWS.values(), points)
+        assert (mixer.law_3S is not None) == is_fitted
+
+
+def test_joined_points_are_means():
+    mixer = opened(LAWS)
+    for step in range(MOST_POINTS):
+        mixer.samples += BATCH
+        mixer._add_point(torch.tensor([float(step), 2.0 * step, 3.0], dtype=torch.float64))
+    first, second = mixer.point_PR[:2].tolist()
+    assert first == pytest.approx([math.log(16 * 32) / 2, 0.5, 1.0, 3.0])
+    assert second == pytest.approx([math.log(48 * 64) / 2, 2.5, 5.0, 3.0])
+
+
 def test_laws_without_noise_are_recovered():
     mixer = run(opened(LAWS, refit_every=100), LAWS.values(), 100)
     assert mixer.law_3S.T.numpy() == pytest.approx(np.array(list(LAWS.values())), abs=1e-6)

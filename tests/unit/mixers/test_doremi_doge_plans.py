@@ -107,6 +107,14 @@ def test_doremi_rounds_go_on_from_the_last_and_stop():
     assert len(set(seeds)) == 4
 
 
+@pytest.mark.parametrize(("tolerance", "rounds"), [(0.26, 2), (0.27, 1)])
+def test_doremi_rounds_stop_below_the_tolerance(tolerance, rounds):
+    """With no excess, the largest change of the first round is 0.6 - 1/3."""
+    mixer = build_mixer("doremi", {"rounds": 5, "tolerance": tolerance})
+    mixer.plan(lab(excess=[0.0, 0.0, 0.0]))
+    assert len(mixer.findings["rounds"]) == rounds
+
+
 def test_doremi_says_when_rounds_do_not_settle():
     place = lab()
     mixer = build_mixer("doremi", {"rounds": 2, "tolerance": 0.0, "eta": 0.01})

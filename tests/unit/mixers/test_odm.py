@@ -39,11 +39,12 @@ def test_vectors(update, vector):
 
 
 def test_absent_sources_keep_their_reward():
-    mixer = ODM(sources=NAMES, smoothing=0.0)
+    mixer = ODM(sources=NAMES, smoothing=0.5)
     mixer.remix(seen(0))
     mixer.remix(seen(1, losses=(1.0, 1.0), sources=(0, 1)))
     e = torch.e
-    assert mixer.reward_S.tolist() == pytest.approx([e, e, e**4])
+    expected = [e**3 / 4 + e / 2, e**2 / 4 + e / 2, e**4 / 2]
+    assert mixer.reward_S.tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("update", ["smoothed", "exp3"])

@@ -119,6 +119,19 @@ def test_a_source_is_drawn_by_its_share_though_every_mixture_starts_counting_ane
     assert total_S.tolist() == pytest.approx([7755.0, 162.5, 82.6], abs=1)
 
 
+def test_what_is_owed_is_drawn_over_all_steps_until_the_next_mixture():
+    """Two batches of source a alone: b is owed 4 of the 16 samples that the next two have."""
+
+    class Wanted(ODM):
+        def shares(self, signals, loss_S, drawn_S):
+            return torch.tensor([0.75, 0.25], dtype=torch.float64)
+
+    mixer = Wanted(sources={"a": 3, "b": 1}, remix_every=2)
+    given = [mixer.remix(signals([3.0] * 8, [0] * 8, step)) for step in range(2)]
+    assert given[0] is None
+    assert given[1].weights == pytest.approx({"a": 0.5, "b": 0.25 + 4 / 16})
+
+
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
 def test_losses_that_are_no_numbers_change_nothing(name, options):
     mixer = build_mixer(name, {"sources": NAMES, **options})

@@ -5,7 +5,7 @@ import pytest
 
 from dograph.errors import ConfigError
 from dograph.mixers.base import ProxyResult
-from dograph.mixers.sweep import MixingLaw, RegMix, SweepOptions, late_curve
+from dograph.mixers.sweep import MixingLaw, RegMix, SweepOptions, epoch_caps, late_curve
 from dograph.mixtures.from_table import Proposal
 from dograph.mixtures.proposals import APART, generate_mixtures, promising_mixtures
 from dograph.mixtures.surrogates import PlanObjective
@@ -59,6 +59,11 @@ def test_caps_by_usage_and_by_epochs(max_usage, max_epochs, expected):
     assert caps == pytest.approx(dict(zip(TOKENS, expected, strict=True)))
 
 
+def test_caps_by_epochs_alone():
+    assert epoch_caps(Lab(), 4.0) == pytest.approx({"web": 1.0, "code": 1.0, "books": 0.5})
+    assert epoch_caps(Lab(), None) == {"web": 1.0, "code": 1.0, "books": 1.0}
+
+
 def test_mixtures_are_the_generators_under_the_same_usage_cap(asked):
     lab = Lab()
     RegMix(num_proxies=8, max_usage=1.5, max_epochs=None, seed=7).plan(lab)
@@ -99,6 +104,24 @@ def test_a_loss_that_a_proxy_lacks_is_missing(asked, monkeypatch):
 def test_natural_is_by_the_tokens_of_the_sources_that_have_losses(asked, target, expected):
     RegMix(num_proxies=4, target=target).plan(Lab([{"books": 1.0, "web": 1.0}] * 4))
     assert asked["target"] == expected
+
+
+def test_a_source_called_natural_is_a_target_like_any_other(asked, monkeypatch):
+    monkeypatch.setattr(Lab, "tokens", {"natural": 3_000_000, "web": 7_000_000})
+    RegMix(num_proxies=4, target="natural").plan(Lab([{"natural": 1.0, "web": 1.0}] * 4))
+    assert asked["target"] == "natural"
+
+
+def test_every_round_has_draws_of_its_own(asked, monkeypatch):
+    drawn = []
+
+    def promising(*given, draws, **how):
+        drawn.append(draws.random())
+        return np.array([[0.5, 0.3, 0.2]])
+
+    monkeypatch.setattr("dograph.mixers.sweep.promising_mixtures", promising)
+    RegMix(rounds=[4, 1, 1]).plan(Lab())
+    assert len(set(drawn)) == 2
 
 
 def test_regmix_asks_for_what_it_was_told(asked):
@@ -144,6 +167,7 @@ def test_mixtures_come_closer_where_there_is_little_room():
     how = {"draws": stream(1, "test"), "num_draws": 5000}
     weight_NS = promising_mixtures(flat, prior_S, np.ones(2), none, 100, **how)
     assert len(np.unique(weight_NS[:, 0])) == 100
+    assert 2 * np.diff(np.sort(weight_NS[:, 0])).min() > APART / 8  # halved three times
     with pytest.raises(ConfigError, match=r"needs 3 new mixtures.*1 are new.*mixer\.rounds"):
         promising_mixtures(flat, prior_S, np.array([0.5, 0.5]), none, 3, **how)
 

@@ -170,6 +170,8 @@ def test_regmixs_own_configuration_is_read(tmp_path):
     assert read_mixture_file(file).weights == pytest.approx({"arxiv": 0.25, "pile_cc": 0.75})
     file.write_text("train:\n  train_the_pile_unzip_arxiv: 1\n  train_code: 1\n")
     assert set(read_mixture_file(file).weights) == {"arxiv", "code"}
+    file.write_text("train: {train_code: 1}\nweights: {arxiv: 1}\n")
+    assert set(read_mixture_file(file).weights) == {"arxiv"}
     file.write_text("train: [arxiv]\n")
     with pytest.raises(ConfigError, match="has no `weights`"):
         read_mixture_file(file)

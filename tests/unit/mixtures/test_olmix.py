@@ -123,6 +123,13 @@ def test_order_does_not_matter():
     np.testing.assert_allclose(other_S, weight_S[order], atol=1e-12)
 
 
+def test_what_a_cap_cuts_off_goes_to_the_others():
+    """Of a law that depends on no source the best mixture is the prior, cut to the caps."""
+    laws, prior_S = [ExponentialLaw(1.0, 0.0, np.zeros(3))], np.array([0.505, 0.396, 0.099])
+    found = find_optimum(laws, [1.0], np.array([0.5, 1.0, 1.0]), kl=0.1, prior_S=prior_S)
+    np.testing.assert_allclose(found.weight_S, [0.5, 0.4, 0.1], atol=1e-12)
+
+
 def test_steep_laws_and_caps_that_leave_almost_nothing_else():
     """Where the best source is capped, what is left goes to sources of weight exp(-3000)."""
     laws = [ExponentialLaw(1.0, 0.0, np.array([-3.0, 0.0, 0.1]))]
@@ -131,6 +138,15 @@ def test_steep_laws_and_caps_that_leave_almost_nothing_else():
     assert found.weight_S[0] == 0.5
     assert found.weight_S[1] == pytest.approx(0.5, abs=1e-6)
     assert found.gap < 1e-12
+
+
+def test_steep_laws_are_solved_by_way_of_higher_kls():
+    """Newton's method for the last kl alone ends far from the minimum of these."""
+    rows = ([25, -4, 3, 11, -2], [0, -9, 13, 4, 0], [4, -3, -18, 22, 8], [4, 23, -18, 1, -9])
+    laws = [ExponentialLaw(1.0, 0.0, np.array(row, dtype=float)) for row in rows]
+    found = find_optimum(laws, np.ones(4), kl=1e-6, prior_S=np.full(5, 0.2))
+    assert found.gap < 1e-8
+    assert found.loss == pytest.approx(find_optimum(laws, np.ones(4)).loss, abs=1e-5)
 
 
 def plan(table, **how):
@@ -200,6 +216,30 @@ def test_a_column_that_stands_for_the_old_mixture(swarm):
     assert weights["y"] == pytest.approx(0.25 * plain["d"])
 
 
+def test_one_unchanged_source_of_the_table(swarm):
+    """It keeps its only ratio, 1: the plan is the one without reuse."""
+    reuse = MixtureReuse.of({"a": 0.4, "gone": 0.6}, ["a"], swarm[0])
+    assert (reuse.name, dict(reuse.ratios)) == ("unchanged", {"a": 1.0})
+    weights = plan(swarm[0], reuse=reuse).mixture.weights
+    assert dict(weights) == pytest.approx(dict(plan(swarm[0]).mixture.weights), abs=1e-6)
+
+
+def test_the_lowest_cap_of_an_unchanged_source_counts():
+    column = MixtureReuse("d", {"x": 0.75, "y": 0.25}, is_column=True)
+    assert column.caps({"x": 0.6, "b": 0.3}) == pytest.approx({"d": 0.8, "b": 0.3})
+    assert column.caps({"x": 0.6, "y": 0.1, "d": 0.5}) == pytest.approx({"d": 0.4})
+    assert column.caps({"x": 0.6, "d": 0.5}) == {"d": 0.5}
+
+
+@pytest.mark.parametrize(("b", "is_noted"), [(0.509, False), (0.511, True)])
+def test_ratios_off_by_more_than_rounding_are_noted(b, is_noted):
+    """L1 distances of 0.018 and 0.022 from equal parts."""
+    row = [1 - b, b]
+    table = MixtureTable(["a", "b"], ["x"], ["r"], np.array([row]), np.array([[2.0]]))
+    notes = MixtureReuse("unchanged", {"a": 0.5, "b": 0.5}).table(table).notes
+    assert bool(notes) == is_noted
+
+
 @pytest.mark.parametrize(
     ("old", "unchanged", "told"),
     [
@@ -218,6 +258,11 @@ def test_a_prior_without_a_source_that_is_kept(swarm):
     reuse = MixtureReuse.of({"a": 0.5, "b": 0.5}, ["a", "b"], swarm[0])
     with pytest.raises(ConfigError, match="nothing of a, which the plan keeps"):
         plan(swarm[0], reuse=reuse, prior={"a": 0, "b": 1, "c": 1, "d": 1})
+
+
+def test_a_prior_may_lack_a_source_that_is_kept_at_0():
+    reuse = MixtureReuse("unchanged", {"a": 0.0, "b": 1.0})
+    assert reuse.prior({"a": 0.0, "b": 0.4, "c": 0.6}) == ({"c": 0.6, "unchanged": 0.4}, 0.0)
 
 
 def test_the_two_files_of_olmix(tmp_path):

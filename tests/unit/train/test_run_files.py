@@ -133,6 +133,32 @@ def test_later_steps_are_cut_wherever_they_are(tmp_path):
     assert run.metrics_file.read_text() == "".join([*rows[:3], *rows[2:5]])
 
 
+def test_later_steps_are_cut_also_before_a_last_row_that_stays(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.metrics_file.write_text('{"step": 7}\n{"step": 1}\n{"step": 2}\n')
+    run.cut(2)
+    assert run.metrics_file.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_the_model_of_a_copy_may_be_a_folder(tmp_path):
+    run = RunDirectory(tmp_path)
+    (tmp_path / "model" / "part").mkdir(parents=True)
+    for step in (3, 5):
+        run.link_model(step)
+        assert str((tmp_path / "model").readlink()) == f"checkpoints/step-{step:08d}/model"
+
+
+def test_scores_are_set_aside_only_if_steps_follow(tmp_path):
+    run = RunDirectory(tmp_path)
+    (run.checkpoint(5) / "model").mkdir(parents=True)
+    (tmp_path / "eval.json").write_text("{}")
+    for steps, name in ((5, "eval.json"), (6, "eval-step-5.json")):
+        run.link_model(5)
+        run.reopen(steps)
+        assert [path.name for path in tmp_path.glob("eval*")] == [name]
+        assert not (tmp_path / "model").is_symlink()
+
+
 def test_rows_of_another_form_are_cut_alike(tmp_path):
     run = RunDirectory(tmp_path)
     run.graph_file.write_text('{"nodes": [], "step": 4}\n{"nodes": [], "step": 6}\n')
