@@ -30,6 +30,11 @@ FEW = 40  # lines of at most this many points have a marker at every point
 _UNUSED = ("/ppl", "/samples", "/gradient_norm", "/mean_norm")
 
 
+def _is_shown(name: str) -> bool:
+    is_used = name.startswith("valid/") or not name.endswith("/bits_per_byte")
+    return is_used and name != "step" and not name.endswith(_UNUSED)
+
+
 class Columns:
     """The columns of a metrics file, which may grow, or be cut back when a run resumes.
 
@@ -75,7 +80,7 @@ class Columns:
             row = records.parse_object(line)
             step = records.checked_step(row)
             if b"[" in line or b"*" in line:  # not a short row
-                row = records.unpacked(row)
+                row = records.unpacked({name: x for name, x in row.items() if _is_shown(name)})
         except DAMAGE as error:
             self.skipped.add(self.path, error, self._lines)
             return
@@ -84,9 +89,7 @@ class Columns:
         columns = self._columns
         for name, value in row.items():  # millions of times in a long run
             if name not in columns:
-                is_shown = name != "step" and not name.endswith(_UNUSED)
-                is_shown &= name.startswith("valid/") or not name.endswith("/bits_per_byte")
-                columns[name] = (array("q"), array("d")) if is_shown else None
+                columns[name] = (array("q"), array("d")) if _is_shown(name) else None
             column = columns[name]
             if column is not None and value.__class__ in (int, float) and abs(value) < MOST:
                 column[0].append(step)
