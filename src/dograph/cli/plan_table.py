@@ -97,7 +97,8 @@ def plan_from_table(
                 f"the table's sources {foreign} are not in the run's corpus, which has "
                 f"{corpus.sources}; plan without CONFIG, or for a corpus with the table's sources"
             )
-    caps = _caps(options, run, corpus)
+    tokens = {} if corpus is None else corpus.tokens_by_source()
+    caps = _caps(options, run, {name: n for name, n in tokens.items() if name in table.sources})
     how = options.model_dump(include={"surrogate", "top", "delta", "kl"}, exclude_none=True)
     used: dict[str, Any] = {"tables": [str(file) for file in files], "target": options.target}
     used |= {"caps": caps} | how
@@ -145,7 +146,7 @@ def _prior(
     return {source: float(tokens[source]) for source in table.sources}
 
 
-def _caps(options: TableOptions, run: RunConfig | None, corpus: Corpus | None) -> dict[str, float]:
+def _caps(options: TableOptions, run: RunConfig | None, tokens: dict[str, int]) -> dict[str, float]:
     """Highest weights: as given, and so that no source is read more than max_epochs times."""
     given = options.caps if isinstance(options.caps, dict) else {}
     caps = {name: float(cap) for name, cap in given.items() if isinstance(cap, int | float)}
@@ -157,11 +158,11 @@ def _caps(options: TableOptions, run: RunConfig | None, corpus: Corpus | None) -
     is_default = "max_epochs" not in options.model_fields_set
     if options.max_epochs is None or (run is None and is_default):
         return caps
-    if run is None or corpus is None:
+    if run is None:
         raise ConfigError(
             "mixer.max_epochs needs the run to plan for, which says how many tokens are drawn: "
             "give CONFIG or settings, as in data.corpus=data/mine train.steps=2000"
         )
-    for source, tokens in corpus.tokens_by_source().items():
-        caps[source] = min(caps.get(source, 1.0), options.max_epochs * tokens / run.tokens)
+    for source, number in tokens.items():
+        caps[source] = min(caps.get(source, 1.0), options.max_epochs * number / run.tokens)
     return caps

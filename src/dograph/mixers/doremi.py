@@ -96,7 +96,8 @@ class DoReMiProxy(SourceMixer):
                 )
             if self.options.sampling == "natural" and self.options.initial_weights == "sampling":
                 self.known_token_S("mixer.sampling=natural")
-            self.excess_S = torch.full_like(mean_S, math.log(signals.vocab_size))
+            drawn_S = torch.ones_like(mean_S) if self.token_S is None else self.token_S > 0
+            self.excess_S = math.log(signals.vocab_size) * drawn_S.to(mean_S)
         old_S = self.excess_S.to(mean_S.device)
         self.excess_S = excess_S = torch.where(finite & (count_S > 0), mean_S, old_S)
         log_S = self.weight_S.log() + self.options.eta * excess_S
@@ -105,7 +106,7 @@ class DoReMiProxy(SourceMixer):
         if self.options.loss_normalization == "per_source":
             each_S = self.weight_S / count_S.clamp_min(1)
         elif self.options.sampling == "natural":
-            token_S = self.known_token_S("mixer.sampling=natural")
+            token_S = self.known_token_S("mixer.sampling=natural").clamp_min(1)
             each_S = self.weight_S / (token_S / token_S.sum())
         else:
             each_S = self.weight_S / torch.full_like(count_S, 1 / len(count_S))

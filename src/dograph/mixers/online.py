@@ -11,7 +11,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dograph.config import Fraction
 from dograph.domains.partition import all_finite
 from dograph.mixers.base import Lab, Report
 from dograph.mixers.fixed import sampling_mixture
@@ -103,7 +102,7 @@ class ODMOptions(OnlineOptions):
     owner: ClassVar[str] = "odm"
 
     update: Literal["smoothed", "exp3"] = "smoothed"
-    smoothing: Fraction = 0.5  # alpha, of `smoothed`
+    smoothing: float = Field(0.5, ge=0, lt=1)  # alpha, of `smoothed`
 
 
 class ODM(OnlineMixer):

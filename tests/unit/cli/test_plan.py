@@ -292,6 +292,18 @@ def test_a_run_gives_its_prior_and_its_caps(corpus, folder, tables):
     )
 
 
+def test_a_corpus_may_have_sources_that_the_table_lacks(corpus, folder):
+    shares = np.linspace(0.1, 0.9, 12)
+    rows = [f"r{n},alpha,{x}\nr{n},beta,{1 - x}\n" for n, x in enumerate(shares)]
+    (folder / "mixtures.csv").write_text("run,source,weight\n" + "".join(rows))
+    losses = [f"r{n},C4,{2 + np.exp(-x)}\n" for n, x in enumerate(shares)]
+    (folder / "losses.csv").write_text("run,target,loss\n" + "".join(losses))
+    run = [f"data.corpus={corpus}", "data.seq_len=32", "train.steps=25", "train.batch_size=16"]
+    invoke("olmix", *run, "--from-table", folder / "mixtures.csv", folder / "losses.csv")
+    written = yaml.safe_load((folder / "mixture.yaml").read_text())
+    assert list(written["weights"]) == ["alpha", "beta"]
+
+
 def test_a_prior_file_must_name_every_source(folder, tables):
     (folder / "prior.yaml").write_text("weights: {alpha: 5, beta: 3}")
     with pytest.raises(ConfigError, match="the prior lacks gamma; give 0 to leave a source out"):

@@ -57,6 +57,16 @@ def test_vector():
     assert mixer.state_dict()["average"].tolist() == pytest.approx(average, abs=1e-6)
 
 
+@pytest.mark.parametrize("sampling", ["natural", "uniform"])
+def test_a_source_with_validation_text_alone_gets_no_weight(sampling):
+    mixer = DoReMiProxy(sampling=sampling)
+    mixer.plan(Facts({"a": 300, "b": 100, "c": 0, "d": 100}))
+    for step in range(50):
+        weight_B = mixer.weigh(signals([0.1, 0.5, 0.3], [0, 1, 3], step))
+    assert mixer.weight_S[2] < 1e-3
+    assert weight_B[1] > 2 * weight_B[0]
+
+
 def test_a_source_not_in_the_batch_keeps_its_excess():
     """It starts from log(vocabulary); many steps, and the average, by hand."""
     mixer = DoReMiProxy(sources=NAMES, eta=0.3, smoothing=0.02)

@@ -75,6 +75,7 @@ def test_it_chases_what_cannot_be_learned():
     [
         ({"update": "exp4"}, "mixer.update='exp4'"),
         ({"smoothing": 1.5}, "mixer.smoothing"),
+        ({"smoothing": 1.0}, "mixer.smoothing"),  # rewards would never change
         ({"remix_every": 0}, "mixer.remix_every"),
     ],
 )
