@@ -76,7 +76,7 @@ class Scheduled(Mixer):
 
     reads_mixtures: ClassVar[bool] = True
 
-    def __init__(self, stages: Mapping[int | str, Mapping[str, Any] | str]) -> None:
+    def __init__(self, stages: Mapping[int | str, Mapping[str, Any] | str] | None = None) -> None:
         if not isinstance(stages, Mapping):
             raise ConfigError(f"mixer.stages must be a mapping of step: mixture, got {stages!r}")
         self.stages: dict[int, Mixture] = {}

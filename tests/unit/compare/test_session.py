@@ -192,7 +192,7 @@ def test_all_is_every_method_that_can_run_and_the_others_have_a_reason(place):
     assert not set(labels) & set(reasons)
     assert {"ado", "odm", "doremi", "doge", "regmix", "mixing-law", "dograph"} <= set(labels)
     assert reasons["static"].startswith("the static mixer needs one of mixer.file")
-    assert "'stages'" in reasons["scheduled"]
+    assert "mixer.stages must be a mapping" in reasons["scheduled"]
     assert "proxies of a plan" in reasons["doremi-proxy"]
 
 
