@@ -47,6 +47,7 @@ DROPPED = frozenset(
         "state_sha256",  # of a checkpoint, and of a file that names its folder
         "valid/worst/bits_per_byte",  # was that of the source of the worst loss
         *("transfer", "why"),  # a surrogate that went, and the scores of all in words
+        *("support", "delta"),  # of a plan; older versions did not judge it, or had one delta
         "keep",  # proxies keep two checkpoints, one in case the newest is damaged
     }
 )
