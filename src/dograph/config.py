@@ -382,7 +382,7 @@ def _explain(problem: Any) -> str:
     path = [str(part) for part in problem["loc"]]
     # a third part is an index into a list, or one of the types that a setting may have
     name = ".".join([*path[:2], *(part for part in path[2:] if part.isdecimal())])
-    if problem["type"] == "extra_forbidden":
+    if problem["type"] in ("extra_forbidden", "invalid_key"):
         known = list(RunConfig.model_fields) if len(path) == 1 else setting_names()
         called = settings_called(path[-1])
         instead = f"did you mean {either(called)}?" if called else did_you_mean(name, known)

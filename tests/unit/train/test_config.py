@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dograph.config import (
@@ -184,6 +184,9 @@ def test_any_override_text_is_taken_or_refused_in_words(text):
         resolve_config(None, [text])
 
 
+@example(content=b"?")  # a name that is not text
+@example(content=b"train: {?: 1}")
+@example(content=b"mixer: {1: 1}")
 @given(content=st.binary(max_size=200))
 def test_any_file_is_taken_or_refused_in_words(tmp_path_factory, content):
     file = tmp_path_factory.mktemp("fuzz") / "recipe.yaml"
