@@ -40,8 +40,7 @@ class Domain2Vec(Mixer):
 
     def __init__(self, **options: Any) -> None:
         self.options = Domain2VecOptions(**options)
-        given = self.options.vectors
-        self.vectors = read_vectors(given) if isinstance(given, str) else given
+        self.vectors: dict[str, list[float]] = self.settled(self.options.model_dump())["vectors"]
         sizes = {name: len(vector) for name, vector in self.vectors.items()}
         if len(set(sizes.values())) > 1:
             raise ConfigError(f"mixer.vectors must have the same number of values each: {sizes}")
@@ -62,9 +61,10 @@ class Domain2Vec(Mixer):
 
     def _vector(self, name: str) -> Sequence[float]:
         if name not in self.vectors:
+            have = did_you_mean(name, self.vectors) if self.vectors else "give a CSV file"
             raise ConfigError(
                 f'mixer.vectors has no "{name}"; it needs a vector of each source and of '
-                f"mixer.target={self.options.target}; {did_you_mean(name, self.vectors)}"
+                f"mixer.target={self.options.target}; {have}"
             )
         return self.vectors[name]
 
