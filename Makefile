@@ -69,7 +69,7 @@ bench: $(READY)  ## rewrite the CPU figures in benchmarks/results; keep the mach
 	$(BIN)/python -m benchmarks.page
 	@echo "preparing is measured on your own text: python -m benchmarks.prepare INPUT... --tokenizer FILE"
 
-results: $(READY)  ## docs/results.md from the committed figures
+results: $(READY)  ## docs/results.md from the figures, and which of them got worse since the last commit
 	$(BIN)/python -m benchmarks.results_page
 
 dist:  ## wheel and sdist, installed and run in clean environments; DIST="minimal sdist" runs these alone
