@@ -333,11 +333,14 @@ class WorldRows:
         """The rows of every rank, in the order of ranks."""
         if len(self.sizes) == 1:
             return value_b
-        padded = value_b.new_zeros(max(self.sizes), *value_b.shape[1:])
-        padded[: len(value_b)] = value_b
-        parts = [torch.empty_like(padded) for _ in self.sizes]
-        dist.all_gather(parts, padded)
-        return torch.cat([part[:size] for part, size in zip(parts, self.sizes, strict=True)])
+        most = max(self.sizes)
+        padding_b = value_b.new_zeros(most - len(value_b), *value_b.shape[1:])
+        value_B = value_b.new_empty(most * len(self.sizes), *value_b.shape[1:])
+        dist.all_gather_into_tensor(value_B, torch.cat([value_b, padding_b]))
+        if min(self.sizes) == most:
+            return value_B
+        parts = zip(value_B.split(most), self.sizes, strict=True)
+        return torch.cat([part[:size] for part, size in parts])
 
     def local(self, weight_B: Tensor) -> Tensor:
         """This rank's weights, times the world size because wrappers average over ranks."""
