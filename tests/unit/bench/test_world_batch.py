@@ -1,11 +1,13 @@
 """The bytes that benchmarks.world_batch counts are those that a step gathers."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
 from benchmarks.world_batch import exchange, received_bytes
 
-from dograph.config import resolve_config
+from dograph.config import DEFAULT_DIM, resolve_config
 from dograph.mixers.registry import build_mixer
 from dograph.models.build import build_model
 from dograph.train.distributed import World
@@ -48,3 +50,10 @@ def test_the_exchange_of_a_step(received, mode, recipe):
     ids = SampleIds(*[torch.zeros(7, dtype=torch.int64).numpy()] * 5)
     step(Batch(token_BT=token_bT, source_B=torch.zeros(7, dtype=torch.int64), ids=ids), 0)
     assert sum(received) == received_bytes(7, 80, 3)
+
+
+def test_the_table_of_the_docs_has_these_bytes():
+    text = (Path(__file__).parents[3] / "docs" / "several-gpus.md").read_text()
+    for ranks in (8, 64, 256, 1024):
+        megabytes = received_bytes(16 * ranks, DEFAULT_DIM, ranks) / 1e6
+        assert f"| {ranks:,} | {16 * ranks:,} | {megabytes:.3g} MB |" in text
