@@ -5,7 +5,6 @@ Each of them is an `Arm`. All arms have the same model, initial weights and batc
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -27,20 +26,15 @@ from dograph.models.build import build_model
 from dograph.models.loss import PerSampleLoss
 from dograph.models.presets import PRESETS
 from dograph.rng import stream
-from dograph.train.assembly import CorpusLab, open_sampler
 from dograph.train.distributed import World
 from dograph.train.step import Lap
 from dograph.train.trainer import Trainer, start_run
-from dograph.types import Batch
 
 LEAST_WARMUP_STEPS = 5
 WARMUP_STEPS = {"safe": 12}  # its domains are known after ten steps
-NUM_BATCHES = 4  # of the steps that alternate, used in turn
 RANDOM_SOURCES = ("first", "second", "third")
 _GRAPHS = 64  # compiled graphs of one region: all arms share its code
 RUN_STEPS, SLOW_RUN_STEPS, SLOW_STEP = 200, 60, 0.5  # the last: seconds of a slow one
-Batches = Callable[[int], Batch]  # by step
-Place = tuple[Path, torch.device]  # where runs are written, and where they compute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,16 +178,6 @@ def open_corpus(options: BenchOptions, folder: Path) -> Corpus:
     return Corpus(out)
 
 
-def open_batches(options: BenchOptions, corpus: Corpus, device: torch.device) -> Batches:
-    """The batches of steps that alternate, the same for all arms."""
-    config = options.config(None)
-    sampler, mixer = open_sampler(config, corpus), build_mixer(config.mixer.name, {})
-    sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), reason="plan")
-    with closing(Loader(corpus, sampler, pin=device.type == "cuda")) as loader:
-        batches = [loader.load(step, ahead=False) for step in range(NUM_BATCHES)]
-    return lambda step: batches[step % NUM_BATCHES]
-
-
 @dataclass(slots=True)
 class Arm:
     """A step that can be timed, and the times of its steps so far."""
@@ -243,10 +227,10 @@ def open_model(options: BenchOptions, device: torch.device) -> PerSampleLoss:
 
 
 def open_arm(
-    options: BenchOptions, mode: str | None, corpus: Corpus, batches: Batches, place: Place
+    options: BenchOptions, mode: str | None, corpus: Corpus, folder: Path, device: torch.device
 ) -> Arm:
     """A run that starts: plain (None) or in a mode of the sketch."""
-    config, (folder, device) = options.config(mode), place
+    config = options.config(mode)
     if config.train.compile:
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)
     data = config.data.model_copy(update={"corpus": str(corpus.directory)})
@@ -254,8 +238,11 @@ def open_arm(
     trainer = start_run(config, World(rank=0, size=1, device=device))
     trainer.files.open(0)
 
-    def advance(done: int) -> list[Lap]:
-        trainer.done += 1  # without the loader: batches are on the host already
-        return trainer.step(batches(done), trainer.done - 1).laps
+    loader = trainer.open_loader()
 
-    return Arm(advance, trainer.state.model, trainer, trainer.open_loader())
+    def advance(_: int) -> list[Lap]:
+        batch, step = loader.load(trainer.done), trainer.done
+        trainer.done += 1
+        return trainer.step(batch, step).laps
+
+    return Arm(advance, trainer.state.model, trainer, loader)

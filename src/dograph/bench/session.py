@@ -180,7 +180,9 @@ def take_turns(arm: Arm, plain: Arm, steps: int, watch: Stopwatch) -> None:
         one.laps.append(laps)
 
 
-def run_segments(arm: Arm, plain: Arm, steps: int, length: int) -> Findings:
+def run_segments(
+    arm: Arm, plain: Arm, steps: int, length: int, say: Callable[[str], None]
+) -> Findings:
     """`steps` steps of each as in a run, in segments of `length` that end with the metrics written.
 
     The figures are medians; the ratio is that of neighbouring segments.
@@ -195,6 +197,7 @@ def run_segments(arm: Arm, plain: Arm, steps: int, length: int) -> Findings:
             ms, queued = one.segment(length)
             spent[id(one)].append(ms)
             host_ms += queued if one is arm else []
+        say(f"{(turn + 1) * length} of {steps} steps")
     own, other = spent.values()
     ratio = median_record(median_estimate([a / b for a, b in zip(own, other, strict=True)]))
     return {
@@ -270,18 +273,16 @@ class Session:
             "flops_per_step": flops.step,
             "arms": {},
         }
-        with TemporaryDirectory(prefix="dograph-bench-") as name:
-            place = Path(name), self.device
-            corpus = arms.open_corpus(options, place[0])
+        with TemporaryDirectory(prefix="dograph-bench-") as folder:
+            corpus = arms.open_corpus(options, Path(folder))
             self.say(f"batches: {options.corpus or 'random tokens, no data.corpus is prepared'}")
-            self.batches = arms.open_batches(options, corpus, self.device)
             for name in ("plain", *options.modes):
                 mode = None if name == "plain" else name
-                opened = partial(arms.open_arm, options, mode, corpus, self.batches, place)
+                opened = partial(arms.open_arm, options, mode, corpus, Path(folder), self.device)
                 self.measure(name, partial(self.beside_plain, name, opened))
+            for measure in others:
+                measure()
             self.plain.close()
-        for measure in others:
-            measure()
         self.findings["complete"] = True
         self.save(self.findings)
 
@@ -319,10 +320,11 @@ class Session:
         steps, turns = options.run_steps(result["row_ms"] / 1e3), min(options.steps or TURNS, TURNS)
         if arm.trainer is not None:
             self.say(f"{warm}; {steps} steps of a run, in segments with plain")
-            result["run"] = run_segments(arm, self.plain, steps, options.run.log.every)
+            result["run"] = run_segments(
+                arm, self.plain, steps, options.run.log.every, lambda at: self.say(f"{name}: {at}")
+            )
         self.say(f"{name}: {turns} turns with plain")
         take_turns(arm, self.plain, turns, self.watch)
-        arm.close()
         median = self.plain_median()
         plain_ms, result["ms"] = self.plain.ms[-turns:], spread(arm.ms)
         ratio = median_estimate([a / b for a, b in zip(arm.ms, plain_ms, strict=True)])
@@ -335,6 +337,7 @@ class Session:
             **self.memory_ratio(result["peak_bytes"]),
             **self._profiled(arm),
         }
+        arm.close()
         if is_mode:
             work = extra_work(arm.model, options.config(name))
             rates = ("copy_bytes_per_second", "matmul_flops_per_second")

@@ -1,7 +1,8 @@
+import numpy as np
 import pytest
 import torch
 
-from dograph.bench.arms import NUM_BATCHES, open_batches, open_corpus, resolve_options
+from dograph.bench.arms import open_corpus, resolve_options
 from dograph.errors import ConfigError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -56,15 +57,12 @@ def test_a_prepared_corpus_gives_the_batches(tmp_path):
     assert open_corpus(found, tmp_path).digest == corpus.digest
 
 
-def test_random_tokens_come_in_batches_of_several_sources(tmp_path):
-    random = options("model.preset=tiny", "train.batch_size=9", "data.seq_len=16", vocab_size=70)
-    batches = open_batches(random, open_corpus(random, tmp_path), CPU)
-    batch = batches(0)
-    assert batch.token_BT.shape == (9, 16)
-    assert int(batch.token_BT.max()) < 70
-    assert batch.source_B.unique().tolist() == [0, 1, 2]
-    assert not torch.equal(batch.token_BT, batches(1).token_BT)
-    assert torch.equal(batch.token_BT, batches(NUM_BATCHES).token_BT)
+def test_random_tokens_have_several_sources_and_stay_in_the_vocabulary(tmp_path):
+    corpus = open_corpus(options("model.preset=tiny", vocab_size=70), tmp_path)
+    assert len(corpus.sources) == len(corpus.train) == 3
+    counts = [np.bincount(stratum.token_N, minlength=70) for stratum in corpus.train]
+    assert all(len(count) == 70 and count[0] > 5 * count[40] > 0 for count in counts)
+    assert not np.array_equal(*counts[:2])
 
 
 def test_slow_steps_are_timed_less_often_and_segments_are_whole():

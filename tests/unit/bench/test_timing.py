@@ -83,7 +83,9 @@ def test_segments_of_two_runs_alternate_and_end_where_metrics_are_due():
     for name, seconds, done in (("mode", 0.02, 7), ("plain", 0.004, 12)):
         run = Run(name, seconds, done, order)
         arms[name] = Arm(None, torch.nn.Identity(), run, object())
-    found = run_segments(arms["mode"], arms["plain"], steps=20, length=5)
+    said = []
+    found = run_segments(arms["mode"], arms["plain"], 20, 5, said.append)
+    assert said == [f"{done} of 20 steps" for done in (5, 10, 15, 20)]
     writes = [line.split(" writes at ") for line in order if "writes" in line]
     assert [name for name, _ in writes] == [
         "plain",
