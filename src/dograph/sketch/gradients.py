@@ -304,9 +304,9 @@ class WorldRows:
         if self._sizes:
             return
         mine = torch.full((1,), num, device=device)
-        every = [torch.empty_like(mine) for _ in range(world_size())]
-        dist.all_gather(every, mine)
-        self._counts = torch.cat(every).to("cpu", non_blocking=True)
+        every = mine.new_empty(world_size())
+        dist.all_gather_into_tensor(every, mine)
+        self._counts = every.to("cpu", non_blocking=True)
         self._gathered = torch.cuda.Event() if device.type == "cuda" else None
         if self._gathered is not None:
             self._gathered.record()
