@@ -1,7 +1,4 @@
-"""Separation of sources in gradient space; probes; principal components.
-
-The separation of two sources is that of inspect.pairwise_mmd: unbiased MMD^2 over the mean of
-their spreads (tr cov). Here it is the average over all pairs, computed from a Gram matrix.
+"""Probes of a run, and their principal components.
 
 Shapes: N rows, S sources.
 """
@@ -21,37 +18,8 @@ from dograph.errors import ConfigError, RunError
 from dograph.records import DAMAGE, Skipped, read_record
 from dograph.train.run_dir import RunDirectory
 
-# Spreads below this share of the mean square of a row count as zero, and so do components with
-# less than this share of the variance.
-ROUNDING = 1e-12
+ROUNDING = 1e-12  # components with less than this share of the variance count as zero
 LEAST_ROWS = 4  # of a source that is compared with others
-
-
-def separation(gram_NN: Tensor, source_N: Tensor) -> float:
-    """Mean over pairs of sources of unbiased MMD^2 / spread, from the Gram of the sketches.
-
-    MMD^2 = A_gg + A_hh - 2 A_gh with A the mean inner product of different rows; the spread is
-    (D_g - A_gg + D_h - A_hh) / 2 with D the mean square of a row. Sources are numbered from 0,
-    each with at least two rows. NaN if a source has no spread at all.
-    """
-    origin_NS = F.one_hot(source_N).double()
-    count_S = origin_NS.sum(dim=0)
-    assert len(count_S) > 1 < count_S.min(), "separation needs two sources of two rows"
-    rounding = ROUNDING * gram_NN.diagonal().mean()
-    # Centred on the mean of all rows: the same separations with less rounding error.
-    gram_NN = gram_NN.double()
-    mean_N = gram_NN.mean(dim=1)
-    gram_NN = gram_NN - mean_N[:, None] - mean_N + mean_N.mean()
-    square_S = origin_NS.T @ gram_NN.diagonal()
-    sum_SS = origin_NS.T @ gram_NN @ origin_NS
-    within_S = (sum_SS.diagonal() - square_S) / (count_S * (count_S - 1))
-    spread_S = square_S / count_S - within_S
-    spread_S = spread_S.masked_fill(spread_S <= rounding, torch.nan)
-    across_SS = sum_SS / (count_S[:, None] * count_S)
-    apart_SS = within_S[:, None] + within_S - 2 * across_SS
-    ratio_SS = apart_SS / ((spread_S[:, None] + spread_S) / 2)
-    first, second = torch.triu_indices(len(count_S), len(count_S), offset=1)
-    return float(ratio_SS[first, second].mean())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,15 @@
 """Do sources that are separate in gradient space at first merge during training?
 
-Computed from the probes of one run or of several: the separation of sources (gradients.py) at the
-last probe minus that at the first. Intervals are over runs with different seeds; one run has none.
+Computed from the probes of one run or of several, step by step. Intervals are over runs with
+different seeds; one run has none.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,16 +19,15 @@ from torch import Tensor
 from dograph.domains.partition import agreement, agreement_of_counts
 from dograph.errors import ConfigError, RunError
 from dograph.eval import gradients
-from dograph.eval.gradients import LEAST_ROWS, Probe, separation
-from dograph.eval.inspect import perceived
+from dograph.eval.gradients import LEAST_ROWS, Probe
+from dograph.eval.inspect import pairwise_mmd, perceived
 from dograph.files import plain
 from dograph.rng import stream
-from dograph.stats import ANY, SHARE, Estimate, Interval, mean_estimate
+from dograph.stats import ANY, SHARE, Estimate, mean_estimate
 
 RELABELLINGS = 200  # for agreement by chance
 # Estimates and the range of their intervals; a separation is unbiased, so it may be below 0.
 ENDS = {"separation": ANY, "separation_directions": ANY, "nmi": SHARE, "purity": SHARE}
-Verdict = Literal["sources merge", "sources separate", "no clear change"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,6 @@ class ProbeFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """A separation at the last probe minus at the first; means if there are several runs."""
-
-    first: float
-    last: float
-    difference: float
-    interval: Interval | None  # 95 %
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
 class Merging:
     """The probes of one run or of several, step by step."""
 
@@ -74,8 +63,6 @@ class Merging:
     seed: int
     figures: list[ProbeFigures]  # step by step; means if there are several runs
     by_run: list[list[ProbeFigures]]  # run by run, without intervals
-    merged: Change  # of the separation of sketches
-    merged_directions: Change
 
     def record(self) -> dict[str, Any]:
         """JSON-ready; values that are not finite are null."""
@@ -85,29 +72,26 @@ class Merging:
         return values
 
 
+def separation(sketch_NK: Tensor, source_N: Tensor) -> float:
+    """Mean over pairs of sources of MMD^2 over their spread; infinite if a pair has no spread."""
+    num_sources = int(source_N.max()) + 1
+    pairs = pairwise_mmd(sketch_NK, source_N, num_sources, num_permutations=0, seed=0)
+    return fmean(pair.separation for pair in pairs.values())
+
+
 def perception(probe: Probe, num_domains: int, seed: int) -> ProbeFigures:
     """The figures of a probe whose sources all have LEAST_ROWS rows or more.
 
-    Domains are those of `dograph inspect`: spherical K-means of centred directions, here in
-    coordinates computed from the Gram, which have the same inner products and are fewer.
+    Domains are those of `dograph inspect`: spherical K-means of centred directions.
     """
     sketch_NK, source_N = probe.sketch_NK.double(), probe.source_N
-    gram_NN = sketch_NK @ sketch_NK.T
-    norm_N = gram_NN.diagonal().sqrt()
-    norm_N = norm_N.masked_fill(norm_N == 0, 1)
-    cosine_NN = gram_NN / (norm_N[:, None] * norm_N)
-    # Rows with these inner products; the largest entry of each column is positive.
-    value_N, vector_NN = torch.linalg.eigh(cosine_NN)
-    largest_1N = vector_NN.abs().argmax(dim=0, keepdim=True)
-    sign_1N = vector_NN.gather(0, largest_1N).sign()
-    unit_NK = vector_NN * sign_1N * value_N.clamp_min(0).sqrt()
-    label_N, _ = perceived(unit_NK, num_domains, seed)
+    label_N, _ = perceived(sketch_NK, num_domains, seed)
     nmi, purity = agreement(label_N, source_N, num_domains, len(probe.sources))
     nmi_by_chance, purity_by_chance = agreement_by_chance(label_N, source_N, seed).tolist()
     return ProbeFigures(
         step=probe.step,
-        separation=Estimate(separation(gram_NN, source_N)),
-        separation_directions=Estimate(separation(cosine_NN, source_N)),
+        separation=Estimate(separation(sketch_NK, source_N)),
+        separation_directions=Estimate(separation(F.normalize(sketch_NK), source_N)),
         nmi=Estimate(float(nmi)),
         nmi_by_chance=nmi_by_chance,
         purity=Estimate(float(purity)),
@@ -129,7 +113,7 @@ def agreement_by_chance(label_N: Tensor, source_N: Tensor, seed: int) -> Tensor:
 
 
 def merging(runs: Sequence[Path], num_domains: int = 11, seed: int = 0) -> Merging:
-    """Figures of every probe of these runs, and whether their sources merge.
+    """Figures of every probe of these runs.
 
     Several runs are repetitions of one recipe with different seeds: their mean is that of the
     recipe, and its interval is over other seeds.
@@ -172,8 +156,6 @@ def merging(runs: Sequence[Path], num_domains: int = 11, seed: int = 0) -> Mergi
         seed=seed,
         figures=[_mean_figures(same_step) for same_step in zip(*by_run, strict=True)],
         by_run=by_run,
-        merged=_change(by_run, "separation"),
-        merged_directions=_change(by_run, "separation_directions"),
     )
 
 
@@ -192,30 +174,14 @@ def _comparable(run: Path, step: int) -> tuple[Probe, list[str]]:
 
 def _mean_figures(same_step: Sequence[ProbeFigures]) -> ProbeFigures:
     """Means over runs with t intervals; of a single run its own figures."""
-    first, num = same_step[0], len(same_step)
-    if num == 1:
+    first = same_step[0]
+    if len(same_step) == 1:
         return first
     means: dict[str, Any] = {
         name: mean_estimate([getattr(figures, name).value for figures in same_step]).within(ends)
         for name, ends in ENDS.items()
     }
     for name in ("nmi_by_chance", "purity_by_chance"):
-        means[name] = sum(getattr(figures, name) for figures in same_step) / num
+        means[name] = fmean(getattr(figures, name) for figures in same_step)
     rows = min(figures.rows for figures in same_step)
     return ProbeFigures(step=first.step, rows=rows, **means)
-
-
-def verdict(interval: Interval | None) -> Verdict:
-    """Nothing is claimed unless the interval excludes zero."""
-    if interval is None or not interval.side:
-        return "no clear change"
-    return "sources merge" if interval.side < 0 else "sources separate"
-
-
-def _change(by_run: Sequence[Sequence[ProbeFigures]], name: str) -> Change:
-    """The last separation minus the first of each run, with a t interval over runs."""
-    first, last = ([getattr(own[at], name).value for own in by_run] for at in (0, -1))
-    change = mean_estimate([b - a for a, b in zip(first, last, strict=True)])
-    interval = change.interval if len(by_run[0]) > 1 else None  # one probe has no change
-    start, end = (sum(values) / len(by_run) for values in (first, last))
-    return Change(start, end, change.value, interval, verdict(interval))

@@ -7,7 +7,6 @@ from scipy.stats import entropy
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix, expected_mutual_information
 
-from dograph.eval import merging as perceiving
 from dograph.eval.gradients import Probe
 from dograph.eval.inspect import perceived
 from dograph.eval.merging import (
@@ -80,17 +79,3 @@ def test_a_sketch_of_zeros_has_no_direction_and_breaks_nothing():
     figures = perception(probe_of(sketch_NK, source_N), 3, 0)
     assert figures.separation_directions.value > 0
     assert figures.nmi.value > figures.nmi_by_chance
-
-
-def test_domains_are_found_in_coordinates_with_the_same_inner_products(monkeypatch):
-    seen = []
-
-    def watched(unit_NK, *options):
-        seen.append(unit_NK)
-        return perceived(unit_NK, *options)
-
-    monkeypatch.setattr(perceiving, "perceived", watched)
-    sketch_NK, source_N = drawn(torch.Generator().manual_seed(1), 2.0)
-    perception(probe_of(sketch_NK, source_N), 3, 0)
-    direction_NK = F.normalize(sketch_NK.float().double())
-    torch.testing.assert_close(seen[0] @ seen[0].T, direction_NK @ direction_NK.T)
