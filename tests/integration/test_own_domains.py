@@ -61,7 +61,7 @@ def test_a_run_keeps_its_domains(tmp_path, lagged):
     opened = OpenRun(folder)
     opened.read()
     page = domains_of(opened, 10, Texts())
-    assert page.has_identity
+    assert not page.numbering  # a number is one domain
     assert [drawn.step for drawn in page.graphs] == [4, 8]
     assert {line.name for line in page.lines[0].series} == {f"domain {j}" for j in range(NUM)}
     assert [shown.step for shown in page.probes] == [0, 8]

@@ -13,7 +13,7 @@ from scipy.linalg import orthogonal_procrustes
 
 from dograph.data.corpus import Block, Corpus
 from dograph.errors import RunError
-from dograph.eval.describe import DomainProfile, describe_domains, excerpt, labelled_samples
+from dograph.eval.describe import DomainProfile, describe_domains, excerpt
 from dograph.eval.gradients import Probe, principal, probed_steps, read_probe
 from dograph.eval.recorded import domains_last, parse_graph
 from dograph.records import finite, read_lines, step_of, unpacked
@@ -29,7 +29,6 @@ from dograph.report.charts import (
 from dograph.report.series import Columns, OpenRun, curve, rounded
 
 ROUNDS = 60  # of moving overlapping nodes apart
-EXAMPLES, GRAPHS_WITH_TEXTS = 3, 4  # texts of a domain of one batch, and graphs that have them
 MOST_GRAPHS = 100
 LASTING = "a number is one domain throughout the run"
 RANKED = "numbers are ranks by weight in each step, 0 the largest weight"
@@ -39,10 +38,11 @@ NO_IDENTITY = (
     "here follows a domain over steps; the graph shows the domains of one batch at a time."
 )
 DESCRIBED = (
-    "Words: in more of its samples than in those of all others together, by at least 3 standard "
-    "errors. Sources: with a larger share here than in all samples (in brackets)."
+    "Samples are the rows of the last probe. Words: in more of its samples than in those of all "
+    "others together, by at least 3 standard errors. Sources: with a larger share here than in "
+    "all samples (in brackets)."
 )
-CLUSTERED = " Samples here are the probe rows, which last, clustered at the last probe."
+CLUSTERED = " Domains of one batch do not last, so these are clusters of the rows."
 BASE, REACH = 0.06, 0.34  # a node's radius is BASE + REACH sqrt(share); as in domains.js
 
 
@@ -68,20 +68,18 @@ class ProbeView:
 
 @dataclass(frozen=True, slots=True)
 class PlacedGraph:
-    """A domain graph with coordinates; with texts if its domains are those of one batch."""
+    """A domain graph with coordinates."""
 
     step: int
     nodes: list[dict[str, Any]]
     edges: list[dict[str, Any]]
-    examples: dict[str, list[ExampleText]] | None = None  # by domain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainsView:
     """Everything the page shows of a run's domains."""
 
-    has_identity: bool  # the same domains over all steps
-    numbering: str  # what a domain's number means
+    numbering: str  # what a domain's number means, if it is not one domain throughout the run
     sources: list[str]
     source_N: list[int]  # of each probe row
     probes: list[ProbeView]
@@ -134,14 +132,11 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
         elif corpus.manifest.tokenizer.file is None:
             notes.append("The corpus has tokens but no tokenizer, so no texts are shown.")
         views = probe_views(probes, lasting=lasting)
-    if corpus is not None and not lasting:
-        graphs = with_samples(run, corpus, graphs, texts)
     known = {name for graph in graphs for node in graph.nodes for name in node["sources"]}
     sources = probes[-1].sources if probes else sorted(known)
     profiles = describe_domains(run.files, corpus)
     return DomainsView(
-        has_identity=lasting,
-        numbering=LASTING if lasting else RANKED,
+        numbering="" if lasting else RANKED,
         sources=sources,
         source_N=probes[-1].source_N.tolist() if probes else [],
         probes=views,
@@ -169,24 +164,6 @@ def recorded_graphs(run: OpenRun) -> list[PlacedGraph]:
         return place_graph(unpacked(values), places)
 
     return list(read_lines(run.files.graph_file, placed, run.skipped, wanted=is_shown))
-
-
-def with_samples(
-    run: OpenRun, corpus: Corpus, graphs: list[PlacedGraph], texts: Texts
-) -> list[PlacedGraph]:
-    """Adds the first samples of each domain to some graphs, including the last one.
-
-    Domains that last have typical texts. Domains of one batch cannot be assigned other rows, so the
-    samples of that batch are shown.
-    """
-    last, parts = len(graphs) - 1, GRAPHS_WITH_TEXTS - 1
-    chosen = {graphs[round(k * last / parts)].step for k in range(parts + 1) if graphs}
-    examples: dict[int, dict[str, list[ExampleText]]] = {}
-    for step, domain, _, block in labelled_samples(run.files, corpus, chosen):
-        shown = examples.setdefault(step, {}).setdefault(str(domain), [])
-        if len(shown) < EXAMPLES:
-            shown.append(example(corpus, block, texts))
-    return [replace(graph, examples=examples.get(graph.step)) for graph in graphs]
 
 
 def domain_lines(columns: Columns, buckets: int, profiles: Profiles) -> list[LineChart]:

@@ -4,7 +4,6 @@ const ABSENT = {
   runs: "No run on this page has domains: they need mixer.name=dograph. For the domains of any model: dograph inspect.",
   probes: "No picture of gradients: this run has no probes (probe.rows=0, or none was due yet).",
   graphs: "No domain graph yet: one is written at every validation once there are domains.",
-  samples: "No samples recorded.",
   text: "(text not available)",
 };
 const GRAPH_NOTE =
@@ -115,9 +114,9 @@ function placePoints({ points, width, size, caption }, probe, source_N) {
 }
 
 function graphPart(own, graphAt) {
-  const numbering = own.has_identity ? "" : `Domain ${own.numbering}.`;
+  const numbering = own.numbering && `Domain ${own.numbering}.`;
   const tables = el("div", {});
-  const showTables = () => tables.replaceChildren(...domainTables(own, graphAt()).flat());
+  const showTables = () => tables.replaceChildren(...domainTables(graphAt()));
   const { node, plot } = figure(
     { title: "Domain graph", note: GRAPH_NOTE + numbering, id: "graph" },
     320,
@@ -135,8 +134,8 @@ function graphPart(own, graphAt) {
   return part("Domains and their similarity", slider, node);
 }
 
-// Everything about the domains of one graph; samples of domains of one batch, if it has them.
-function domainTables(own, graph) {
+// Everything about the domains of one graph.
+function domainTables(graph) {
   const domain = (node) => [
     `domain ${node.domain}`,
     ...[node.share, node.weight, node.norm, node.spread].map((value) => number(value, 3)),
@@ -150,7 +149,6 @@ function domainTables(own, graph) {
   return [
     table({ name: "domains", heads, rows: graph.nodes.map(domain) }),
     numbers("pairs of domains", ["pair", "cosine", "MMD²"], pairs, "Numbers of the pairs"),
-    own.has_identity ? [] : batchSamples(own.graphs, graph),
   ];
 }
 
@@ -200,15 +198,6 @@ function drawGraph(width, graph, names) {
   };
   picture.append(...graph.nodes.map(draw), ...graph.nodes.map(label)); // no disc covers a label
   return picture;
-}
-
-// Samples of the domains of one batch; some of the graphs have them.
-function batchSamples(graphs, graph) {
-  const steps = graphs.filter((one) => one.examples).map((one) => one.step);
-  const none = steps.length ? `Samples are shown for steps ${steps.join(", ")}.` : ABSENT.samples;
-  const folded = ([domain, texts]) =>
-    el("details", {}, el("summary", {}, `Samples in domain ${domain}`), texts.map(exampleText));
-  return graph.examples ? Object.entries(graph.examples).map(folded) : soft(none);
 }
 
 function exampleText({ source, document: index, text }) {
