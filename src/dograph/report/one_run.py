@@ -69,11 +69,6 @@ class StepCosts:
     peak_bytes: int | None
     seconds: float | None
 
-    @property
-    def is_plain(self) -> bool:
-        """Without sketches and weights."""
-        return not {"sketch", "weigh"} & set(self.parts)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:

@@ -3,11 +3,9 @@
 Figures for a paper use the same charts.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
@@ -56,10 +54,9 @@ NO_WARNINGS = (
     "No warnings: no source was repeated too often, no step fell back to equal weights, and every "
     "solve converged."
 )
-OVER_PLAIN = (
-    "A plain run computes no gradient sketches and no sample weights. The ratio compares the step "
-    "times of separate runs, so other load on the machine affects it; dograph bench measures both "
-    "in turns and shows a lower bound."
+PRICE = (
+    "Step times of separate runs also differ by other load on the machine. The price of a method "
+    "beside a plain step is measured in turns by dograph bench."
 )
 NOTHING_TO_COMPARE = "Nothing to compare: give a folder of dograph compare."
 METRICS_NOTE = (
@@ -274,26 +271,7 @@ def health_charts(data: PageData) -> list[LineChart]:
 
 
 def cost(data: PageData) -> list[PageItem]:
-    """Time and memory of the steps, relative to plain runs with the same settings."""
-    settings, plain = {}, dict[str, list[float]]()
-    for run in data.runs:
-        config = run.config.model_dump(mode="json")
-        train = {k: v for k, v in config["train"].items() if k != "steps"}
-        devices = [run.facts[name] for name in ("device", "processes")]
-        equal = [config["model"], config["data"]["seq_len"], train, devices]
-        settings[run.name] = json.dumps(equal, sort_keys=True)
-        if run.cost.step_ms and run.cost.is_plain:
-            plain.setdefault(settings[run.name], []).append(run.cost.step_ms)
-
-    def over_plain(run: RunData) -> Entry:
-        times = plain.get(settings[run.name])
-        if not run.cost.step_ms or not times:
-            return "no plain run here"
-        if run.cost.is_plain:
-            return "plain"
-        base = "the plain run" if len(times) == 1 else f"the median of {len(times)} plain runs"
-        return TableCell(run.cost.step_ms / median(times), "fixed", 3, note=f"vs. {base}")
-
+    """Time and memory of the steps."""
     columns: Columns[RunData] = {
         "run": lambda run: run.name,
         "ms per step, wall-clock": lambda run: TableCell(run.cost.step_ms, digits=1),
@@ -301,7 +279,6 @@ def cost(data: PageData) -> list[PageItem]:
         "peak memory": lambda run: (
             f"{peak / 2**30:.2f} GiB" if (peak := run.cost.peak_bytes) else "not recorded"
         ),
-        "vs. plain": over_plain,
         "training time": lambda run: run.facts["training time"],
     }
     timed = [run for run in data.runs if run.cost.parts]
@@ -314,7 +291,7 @@ def cost(data: PageData) -> list[PageItem]:
     title = f"Milliseconds of each part of a step, mean after the first {WARM_UP} steps"
     by_part: list[PageItem] = [heading(title), table_of("parts of a step", timed, parts)]
     table = table_of("cost by run", data.runs, columns)
-    return [*(by_part if timed else []), heading("By run"), table, PageBlock("soft", OVER_PLAIN)]
+    return [*(by_part if timed else []), heading("By run"), table, PageBlock("soft", PRICE)]
 
 
 def comparison(data: PageData) -> list[PageItem]:

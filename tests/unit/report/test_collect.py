@@ -152,18 +152,17 @@ def test_methods_of_one_mixer_are_told_apart(tmp_path):
     assert list(data.groups) == ["dograph num_domains=4", "dograph num_domains=7", "natural"]
 
 
-def test_steps_are_compared_with_plain_ones(tmp_path):
+def test_the_cost_of_steps_by_part_and_by_run(tmp_path):
     runs = [write_run(tmp_path / "plain"), write_run(tmp_path / "dograph", mixer="dograph")]
-    runs.append(write_run(tmp_path / "large", mixer="dograph", model="demo"))
     items = SECTIONS["cost"][1](page_of(*runs))
     parts, table = [item for item in items if isinstance(item, PageTable)]
     assert parts.heads == ["run", "forward", "update", "sketch", "weigh"]
     assert [cell.value for cell in parts.rows[0][1:]] == [10.0, 2.0, None, None]
     assert [cell.value for cell in parts.rows[1][1:]] == [10.0, 2.0, 20.0, 1.0]
-    plain, weighted, other = (dict(zip(table.heads, row, strict=True)) for row in table.rows)
-    assert (plain["vs. plain"], other["vs. plain"]) == ("plain", "no plain run here")
-    assert weighted["vs. plain"].value == pytest.approx(1)
-    assert weighted["vs. plain"].note == "vs. the plain run"
+    for row in table.rows:
+        cells = dict(zip(table.heads, row, strict=True))
+        assert cells["ms per step, wall-clock"].value > 0
+        assert cells["peak memory"] == "not recorded"
 
 
 def test_names_tell_runs_apart(tmp_path):
