@@ -117,7 +117,7 @@ def test_a_comparison_shows_all_of_its_parts(page, wide):
     assert len(claims) == 1
     assert page.run("return document.querySelector('#verdict').textContent") == claims[0]
     tasks = page.run(
-        "return [...document.querySelectorAll('#comparison figcaption')]"
+        "return [...document.querySelectorAll('[aria-label=\"downstream tasks\"] thead th')]"
         ".filter((node) => node.textContent.startsWith('task-')).length"
     )
     assert tasks == 9

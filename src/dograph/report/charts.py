@@ -42,17 +42,12 @@ class DotRow:
 
 @dataclass(frozen=True, slots=True)
 class DotChart:
-    """Values with their intervals, one row each."""
+    """Differences with their intervals, one row each, and a line at zero."""
 
     title: str
     note: str
     rows: list[DotRow]
-    write: NumberFormat = "fixed"
-    digits: int = 4
-    x_name: str = ""
-    paper_name: str = ""  # of the x axis in figures, which have no title
-    reference: float | None = None  # a vertical line through all rows
-    chance: float | None = None  # a tick in every row
+    paper_name: str  # of the x axis in figures, which have no title
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +78,13 @@ class TableCell:
     claimed: bool = False
 
     @classmethod
-    def of(cls, estimate: Estimate | None, write: NumberFormat = "number") -> "TableCell":
+    def of(
+        cls, estimate: Estimate | None, write: NumberFormat = "number", digits: int = 4
+    ) -> "TableCell":
         """An estimate with its interval; an empty cell for None."""
         if estimate is None:
             return cls(None)
-        return cls(estimate.value, write, low=estimate.low, high=estimate.high)
+        return cls(estimate.value, write, digits, estimate.low, estimate.high)
 
 
 Entry = TableCell | str | float | None

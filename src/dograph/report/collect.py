@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,11 +16,11 @@ from dograph.errors import DographError, RunError
 from dograph.eval.evaluate import checked_result, limited_tasks
 from dograph.progress import counted
 from dograph.records import DAMAGE, Skipped, read_record
-from dograph.report.charts import DotChart, DotRow
+from dograph.report.charts import Entry, PageTable, TableCell
 from dograph.report.domains import Texts
 from dograph.report.one_run import RunData, run_data
 from dograph.report.series import OpenRun
-from dograph.stats import ABOVE_ZERO, SHARE, Estimate, Interval, mean_estimate
+from dograph.stats import ABOVE_ZERO, PER_CENT, Estimate, Interval, mean_estimate
 from dograph.train.run_dir import EVAL, RunDirectory
 
 CELLS = "cells"  # runs of a comparison
@@ -103,7 +103,7 @@ class PageData:
     runs: list[RunData]
     groups: dict[str, list[str]]  # names of runs that differ only in their seed
     comparisons: list[Comparison]
-    tasks: list[DotChart]  # downstream scores
+    tasks: PageTable | None  # downstream scores
     task_notes: list[str]
     texts: list[str]
     damage: list[str]  # runs and files that could not be read
@@ -226,8 +226,8 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
     )
 
 
-def tasks_of(runs: Sequence[RunData], skipped: Skipped) -> tuple[list[DotChart], list[str]]:
-    """Scores of `dograph eval` in per cent, a chart per task, with the score of guessing; notes.
+def tasks_of(runs: Sequence[RunData], skipped: Skipped) -> tuple[PageTable | None, list[str]]:
+    """Scores of `dograph eval` in per cent by method and task, and of guessing; notes.
 
     Intervals are over seeds if a group has several runs, else over the items of a task.
     """
@@ -236,34 +236,35 @@ def tasks_of(runs: Sequence[RunData], skipped: Skipped) -> tuple[list[DotChart],
         if record := read_record(run.path / EVAL, checked_result, skipped):
             record["tasks"][AVERAGE] = record["average"] | {"primary": None}
             records.setdefault(run.group, []).append(record)
+    if not records:
+        return None, []
     every = [record for own in records.values() for record in own]
     names = dict.fromkeys(task for record in every for task in record["tasks"] if task != AVERAGE)
-    charts = []
-    for task in (*names, AVERAGE) if every else ():
-        scores = [record["tasks"][task] for record in every if task in record["tasks"]]
-        # As in the paper: the first of the averages, the last of a task's.
-        chance = 100 * scores[0 if task == AVERAGE else -1]["chance"]
-        rows = []
-        for index, (group, own) in enumerate(records.items()):
-            if known := [record["tasks"][task] for record in own if task in record["tasks"]]:
-                score = _score(known)
-                low, high = (x and 100 * x for x in (score.low, score.high))
-                rows.append(DotRow(group, index, 100 * score.value, low, high))
-        note = f"accuracy in %; dashed: chance, {chance:.1f} %" if chance else "accuracy in %"
-        charts.append(DotChart(task, note, rows, digits=1, chance=chance))
+    columns = [*names, AVERAGE]
+
+    def scores(task: str, own: Sequence[Mapping[str, Any]]) -> list[Any]:
+        return [record["tasks"][task] for record in own if task in record["tasks"]]
+
+    def row(name: str, estimates: Iterable[Estimate | None]) -> list[Entry]:
+        return [name, *(TableCell.of(one, "fixed", 1) for one in estimates)]
+
+    # As in the paper: the first of the averages, the last of a task's.
+    chance = [scores(task, every)[0 if task == AVERAGE else -1]["chance"] for task in columns]
+    rows = [row(name, (_score(scores(x, own)) for x in columns)) for name, own in records.items()]
+    rows.append(row("chance", (Estimate(100 * one) for one in chance)))
     notes = list(dict.fromkeys(note for record in every for note in record["notes"]))
-    return charts, notes + limited_tasks(every)
+    table = PageTable("downstream tasks", ["method", *columns], rows, summaries=1)
+    return table, notes + limited_tasks(every)
 
 
-def _score(tasks: Sequence[Mapping[str, Any]]) -> Estimate:
+def _score(tasks: Sequence[Mapping[str, Any]]) -> Estimate | None:
     """The primary metric as in the paper (acc_norm if the task has it), with its interval."""
     scores = [task[task["primary"]] if task["primary"] else task for task in tasks]
-    if len(scores) > 1:
-        return mean_estimate([score["value"] for score in scores]).within(SHARE)
-    value, error = scores[0]["value"], scores[0]["se"]
-    if error is None:
-        return Estimate(value)
-    return Estimate(value, Interval(value - NORMAL * error, value + NORMAL * error)).within(SHARE)
+    value_N = [100 * score["value"] for score in scores]
+    if len(scores) != 1 or scores[0]["se"] is None:
+        return mean_estimate(value_N).within(PER_CENT) if scores else None
+    (value,), reach = value_N, 100 * NORMAL * scores[0]["se"]
+    return Estimate(value, Interval(value - reach, value + reach)).within(PER_CENT)
 
 
 def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:

@@ -256,8 +256,7 @@ def draw_dots(axis: Any, chart: DotChart) -> None:
         if row.low is not None:
             axis.plot([row.low, row.high], [at, at], color=own, linewidth=1.4)
         axis.plot([row.value], [at], mark(row.index), color=own, markersize=4)
-    if chart.reference is not None:
-        axis.axvline(chart.reference, color=PAGE["soft"], linewidth=0.6, linestyle="--")
+    axis.axvline(0, color=PAGE["soft"], linewidth=0.6, linestyle="--")
     axis.set_xlabel(chart.paper_name)
     axis.set_yticks(range(len(chart.rows)), [row.name for row in chart.rows])
     axis.set_ylim(len(chart.rows) - 0.4, -0.6)

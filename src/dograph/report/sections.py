@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dograph.compare.findings import MethodFindings
+from dograph.compare.tables import tables
 from dograph.report.charts import (
     DotChart,
     DotRow,
@@ -308,15 +309,15 @@ def comparison(data: PageData) -> list[PageItem]:
     if data.tasks:
         over = "95 % interval over items, or over seeds if a method has several runs"
         blocks.append(heading("Downstream tasks"))
-        blocks.append(PageBlock("soft", f"acc_norm if the task has it, else acc; lines: {over}"))
-        blocks.append(PageBlock("grid", data.tasks))
+        blocks.append(PageBlock("soft", f"per cent, acc_norm if the task has it, else acc; {over}"))
+        blocks.append(data.tasks)
         blocks += [PageBlock("soft list", data.task_notes)] if data.task_notes else []
     return blocks
 
 
 def _compared(one: Comparison) -> list[PageItem]:
     """Losses, costs, differences, loss by source."""
-    baseline = one.findings.baseline
+    baseline, (_, costs, *_) = one.findings.baseline, tables(one.findings)
 
     def loss_of(name: str) -> Callable[[MethodFindings], Entry]:
         return lambda method: TableCell.of(method.losses[name].estimate)
@@ -332,18 +333,6 @@ def _compared(one: Comparison) -> list[PageItem]:
         "p (Holm)": lambda method: TableCell(tested(method, "p_holm"), "fixed", 3),
         "<claim": lambda method: TableCell(tested(method, "claim"), left=True),
     }
-    costs: Columns[MethodFindings] = {
-        "method": lambda method: method.label,
-        "<needs": lambda method: TableCell(", ".join(method.needs), left=True),
-        "proxies": lambda method: str(method.proxies or ""),
-        "FLOPs, with planning": lambda method: f"{method.flops.total:.3g}",
-        "planning, % of FLOPs": lambda method: f"{method.flops.plan / method.flops.total:.0%}",
-        "time, s": lambda method: f"{method.seconds.total:.0f}" if method.seconds else "",
-        "peak memory, GiB": lambda method: f"{(method.peak_bytes or 0) / 2**30:.2f}",
-        "most repeated source": lambda method: (
-            f"{most.source}, {most.epochs:.2f} epochs" if (most := method.most_epochs) else ""
-        ),
-    }
     every = [difference_chart(one, name) for name in METRICS]
     charts = [chart for chart in every if chart.rows]
     no_pairs = PageBlock("soft", "No pairs: no method shares a seed with the baseline.")
@@ -353,7 +342,8 @@ def _compared(one: Comparison) -> list[PageItem]:
         PageBlock("soft", METRICS_NOTE),
         table_of("methods", one.methods, losses),
         heading("Cost"),
-        table_of("cost of methods", one.methods, costs),
+        PageBlock("soft", costs.title),
+        PageTable("cost of methods", costs.columns, costs.rows),
         heading("Paired differences"),
         PageBlock("grid", charts) if charts else no_pairs,
         heading("Loss by method and source"),
@@ -375,10 +365,7 @@ def difference_chart(one: Comparison, metric: str) -> DotChart:
         f"Difference to {baseline}: {metric} loss",
         f"nats, negative is better; line: 95 % interval over seeds{pale}",
         rows,
-        "signed",
-        x_name="nats",
         paper_name=f"{metric} loss vs. {baseline} (nats),\n95 % interval over seeds",
-        reference=0,
     )
 
 
