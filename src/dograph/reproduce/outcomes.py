@@ -13,7 +13,6 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
 import torch
 
 from dograph.compare.findings import CellFindings
@@ -21,6 +20,7 @@ from dograph.compare.tables import TextTable
 from dograph.domains.objectives import build_objective
 from dograph.domains.partition import partition
 from dograph.eval.evaluate import limited_tasks
+from dograph.eval.recorded import balance as balance_of
 from dograph.reproduce import paper
 from dograph.reproduce.artefacts import BASELINE
 from dograph.reproduce.paper import AVERAGE
@@ -239,9 +239,8 @@ def model_scale(study: Study) -> Reproduction:
 def balance(study: Study) -> Reproduction:
     """How far apart the losses of the sources are; the paper describes it in words only."""
     metrics = {
-        # Sources are the whole population, so the deviation divides by their number.
-        "spread": RunMetric.read(study.only, lambda cell: float(np.std([*cell.losses.values()]))),
-        "gap": losses(study.only, "gap"),
+        "spread": RunMetric.read(study.only, lambda cell: balance_of(cell.losses).spread),
+        "gap": RunMetric.read(study.only, lambda cell: balance_of(cell.losses).gap),
         "worst": losses(study.only, "worst"),
     }
     means = [MetricColumn(name, m.mean, f"{name} ± 95 %", "±.3f") for name, m in metrics.items()]
