@@ -12,8 +12,9 @@ from dograph.config import resolve_config
 from dograph.errors import ConfigError, RunError
 from dograph.eval.gradients import probed_steps, read_probe
 from dograph.eval.inspect import pairwise_mmd
-from dograph.eval.merging import merging
+from dograph.files import plain
 from dograph.plan.jobs import Job, run_job
+from dograph.reproduce.seen import merging
 from probed_runs import SOURCES, write_run
 
 FADING = {0: 4.0, 10: 3.0, 100: 0.5}
@@ -80,12 +81,11 @@ def test_intervals_over_runs_end_where_shares_do(tmp_path):
     assert separation.interval.low < 0  # it has no such end
 
 
-def test_the_seed_decides_and_the_record_is_json(tmp_path):
+def test_the_record_is_json(tmp_path):
     run = write_run(tmp_path / "run", FADING)
-    one, again, other = (merging([run], num_domains=4, seed=seed) for seed in (1, 1, 2))
+    one, again = (merging([run], num_domains=4) for _ in range(2))
     assert one == again
-    assert one.figures[0].nmi_by_chance != other.figures[0].nmi_by_chance
-    record = json.loads(json.dumps(one.record(), allow_nan=False))
+    record = json.loads(json.dumps(plain(one), allow_nan=False))
     assert record["runs"] == [str(run)]
     assert record["figures"][2]["separation"]["value"] == one.figures[2].separation.value
 
@@ -98,7 +98,7 @@ def test_what_is_not_finite_is_null(tmp_path):
     tensors["sketch"] = torch.eye(3, 30)[tensors["source"].long()].bfloat16()
     save_file(tensors, file)
     found = merging([run], num_domains=3)
-    assert found.record()["figures"][1]["separation"] == {"value": None, "interval": None}
+    assert plain(found)["figures"][1]["separation"]["value"] is None
 
 
 def test_small_sources_are_left_out(tmp_path):
@@ -129,19 +129,11 @@ def test_what_is_kept_of_a_probe_stays_together(tmp_path):
 
 def test_runs_that_cannot_be_compared_are_refused(tmp_path):
     run = write_run(tmp_path / "run", FADING)
-    with pytest.raises(ConfigError, match="no run was given"):
-        merging([])
-    with pytest.raises(ConfigError, match="given twice"):
-        merging([run, tmp_path / "other" / ".." / "run"])
-    with pytest.raises(ConfigError, match="num_domains must be at least 1, got 0"):
-        merging([run], num_domains=0)
     with pytest.raises(ConfigError, match=r"same steps.*\[0, 10, 100\].*\[0, 50\]"):
         merging([run, write_run(tmp_path / "early", {0: 1.0, 50: 1.0})])
     others = write_run(tmp_path / "others", FADING, sources=["alpha", "beta", "delta"], seed=1)
     with pytest.raises(ConfigError, match=r"same sources.*'delta'"):
         merging([run, others])
-    with pytest.raises(ConfigError, match="same probe of step 100"):
-        merging([run, write_run(tmp_path / "copy", FADING)])
 
 
 def test_a_run_without_probes_says_why(tmp_path):

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from dograph.eval.merging import separation
+from dograph.reproduce.seen import separation
 
 
 def rows(sizes):
