@@ -24,7 +24,7 @@ import numpy as np
 
 from dograph.data.corpus import Block, Corpus
 from dograph.errors import DographError, RunError
-from dograph.eval.gradients import Probe, probed_steps, read_probe
+from dograph.eval.gradients import probed_steps, read_probe
 from dograph.records import read_record
 from dograph.train.run_dir import RunDirectory
 
@@ -76,8 +76,11 @@ def describe_domains(
     run: RunDirectory, corpus: Corpus | None, step: int | None = None
 ) -> dict[int, DomainProfile]:
     """What sets domains (or clusters) apart after `step` steps; nothing if there are no texts."""
-    probe = last_probe(run, step)
-    if probe is None or corpus is None or corpus.manifest.tokenizer.file is None:
+    probe = None
+    with suppress(RunError):  # there are none, or it is damaged
+        steps = [probed for probed in probed_steps(run.path) if step is None or probed <= step]
+        probe = read_probe(run.path, steps[-1]) if steps else None
+    if corpus is None or corpus.manifest.tokenizer.file is None or not (probe and probe.nearest):
         return {}
     strata, length = (
         {own.entry.stratum: own for own in corpus.validation},
@@ -98,15 +101,6 @@ def describe_domains(
         near = [blocks[n] for n in probe.nearest.get(j, [])[:TYPICAL]]
         profiles[j] = DomainProfile(own.total(), words, shares, near)
     return profiles
-
-
-def last_probe(run: RunDirectory, step: int | None) -> Probe | None:
-    """The newest probe up to `step`; None if there is none, or if it knows no domains."""
-    with suppress(RunError):
-        steps = [probed for probed in probed_steps(run.path) if step is None or probed <= step]
-        probe = read_probe(run.path, steps[-1]) if steps else None
-        return probe if probe and probe.nearest else None
-    return None
 
 
 def telling_words(texts: Sequence[str], labels: Sequence[int]) -> dict[int, list[str]]:

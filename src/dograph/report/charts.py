@@ -25,7 +25,6 @@ class LineChart:
     series: list[Series]
     note: str | None = None
     y_name: str = ""  # only in figures; on the page the note says it
-    log_y: bool = False
     zero: bool = False  # the y axis starts at zero
     faint: bool = False  # the page also draws the raw values
 

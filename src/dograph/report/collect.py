@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,9 @@ class Comparison:
     @property
     def methods(self) -> list[MethodFindings]:
         """Methods that have losses; the notes name those that failed."""
-
-        def is_known(method: MethodFindings) -> bool:
-            means = [spread.mean for spread in method.sources.values()]
-            return bool(means) and all(map(math.isfinite, means))
-
-        return [method for method in self.findings.methods if is_known(method)]
+        means_of = [[one.mean for one in m.sources.values()] for m in self.findings.methods]
+        is_known = [bool(means) and all(map(math.isfinite, means)) for means in means_of]
+        return list(compress(self.findings.methods, is_known))
 
     @property
     def sources(self) -> list[str]:
@@ -328,15 +326,12 @@ def group_names(
     settings that differ from other runs of this mixer.
     """
     flat = [_flat(config.model_dump(mode="json", exclude=set(_FREE))) for config in configs]
-    alone: dict[str, list[dict[str, str]]] = {}  # settings of runs outside comparisons, by mixer
-    for own, method in zip(flat, methods, strict=True):
-        if method is None:
-            alone.setdefault(own["mixer.name"], []).append(own)
+    pairs = list(zip(flat, methods, strict=True))
     names, owners = list[str](), dict[str, set[tuple[str, str] | None]]()
-    for own, method in zip(flat, methods, strict=True):
+    for own, method in pairs:
         name = method[1] if method else own["mixer.name"]
-        if method is None:
-            others = alone[name]
+        if method is None:  # named by its differences to runs outside comparisons
+            others = [o for o, compared in pairs if not compared and o["mixer.name"] == name]
             different = [key for key in sorted(own) if len({o.get(key) for o in others}) > 1]
             parts = [f"{key.removeprefix('mixer.')}={own[key]}" for key in different]
             name = " ".join([name, *parts])

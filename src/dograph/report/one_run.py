@@ -26,7 +26,7 @@ PARTS = ("forward", "forward_backward", "sketch", "weigh", "backward", "deferred
 
 LOSS = "/loss_nats"  # how columns of losses end
 UNSMOOTHED = ("optim/lr", "time/tokens_per_second")
-RESIDUAL = "weights/solver_residual"  # on a logarithmic axis
+RESIDUAL = "weights/solver_residual"
 UNSOLVED = 1e-3  # above this residual, weights are not a solution of the objective
 HEALTH = {  # title and explanation of each chart
     "weights/effective_samples": "Effective samples: 1 / sum of squared sample weights; equal "
@@ -41,7 +41,6 @@ HEALTH = {  # title and explanation of each chart
     "interpret the level",
     "weights/gradient_norm_ratio": "Norm of the weighted gradient relative to equal weights: "
     "|sum c g| / |mean g| of the sketches; 1: weighting does not change the norm",
-    RESIDUAL: "Solver residual: distance of the weights from a solution of the objective",
     "optim/grad_norm": "Gradient norm: of the update, before clipping",
 }
 FALLBACK = "equal weights were used: a gradient was not finite or the problem had no solution"

@@ -25,7 +25,7 @@ from dograph.report.charts import (
     as_json,
 )
 from dograph.report.collect import Comparison, PageData
-from dograph.report.one_run import HEALTH, LOSS, RESIDUAL, WARM_UP, RunData
+from dograph.report.one_run import HEALTH, LOSS, WARM_UP, RunData
 from dograph.report.series import FEW, SMOOTHED_SHARE, Series, distinct, rounded
 from dograph.stats import METRICS, t_quantile
 
@@ -261,13 +261,10 @@ def health_charts(data: PageData) -> list[LineChart]:
         series = run_series(data, metric)
         if not series:
             continue
-        # An exact solution has a residual of zero, which has no logarithm.
-        log = metric == RESIDUAL and any(y > 0 for one in series for y in (one.raw or one).y)
         note = note.format(batch=data.runs[0].config.train.batch_size)
-        note += "; logarithmic, zeros are not drawn" if log else ""
         few = len(series) <= 4
         is_share = metric in SHARES
-        charts.append(LineChart(title, series, note, log_y=log, zero=is_share, faint=few))
+        charts.append(LineChart(title, series, note, zero=is_share, faint=few))
     return charts
 
 
