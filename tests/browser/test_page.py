@@ -13,7 +13,10 @@ from dograph.report.server import Live, Server
 from page_runs import HOSTILE, dograph_run, hostile_corpus, wide_choice, write_run
 
 pytestmark = pytest.mark.slow
-POINTS = "return [...document.querySelectorAll('#pca-source .point')].map((p) => p.style.transform)"
+POINTS = (
+    "return [...document.querySelectorAll('#pca-source .point')]"
+    ".map((p) => p.getAttribute('transform'))"
+)
 
 CONTRAST = """
   const linear = (v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);

@@ -118,33 +118,27 @@ class Principal:
     explained_C: Tensor  # share of the rows' variance along each axis; 0 if they have none
 
 
-def principal(sketch_NK: Tensor, num: int = 2, like_NK: Tensor | None = None) -> Principal:
-    """Directions of sketches on the first `num` principal axes, their own or those of `like_NK`.
+def principal(sketch_NK: Tensor, num: int = 2) -> Principal:
+    """Directions of sketches on their first `num` principal axes.
 
     With X the directions (sketches over their norms) centred on their mean, as in the paper's
     Figure 1, and X X' = U L U', coordinates are U sqrt(L). The sign of an axis makes its coordinate
     of largest absolute value (the first of equals) positive. An axis beyond the rank of the rows is
     zero. A random projection preserves inner products, so these components are close to those of
-    the gradients themselves. On its own axes only the shape of a probe can be compared with others;
-    on those of another probe its place can, and a drift of all rows is visible.
+    the gradients themselves. Axes differ between probes, so only shapes can be compared.
     """
     most = min(sketch_NK.shape)
     if not 1 <= num <= most:
         raise ConfigError(
             f"num={num}: sketches of shape {tuple(sketch_NK.shape)} have 1 to {most} components"
         )
-    like_NK = F.normalize((sketch_NK if like_NK is None else like_NK).double())
-    origin_K = like_NK.mean(dim=0)
-    centred_NK = like_NK - origin_K
+    direction_NK = F.normalize(sketch_NK.double())
+    centred_NK = direction_NK - direction_NK.mean(dim=0)
     value_N, vector_NN = torch.linalg.eigh(centred_NK @ centred_NK.T)
     value_C, vector_NC = value_N.flip(0)[:num], vector_NN.flip(1)[:, :num]
     largest_1C = vector_NC.abs().argmax(dim=0, keepdim=True)
     vector_NC = vector_NC * vector_NC.gather(0, largest_1C).sign()
-    flat_C = value_C <= ROUNDING * len(like_NK)  # directions have length 1
-    axis_KC = centred_NK.T @ vector_NC / value_C.masked_fill(flat_C, 1).sqrt()
-
-    direction_NK = F.normalize(sketch_NK.double())
-    coordinate_NC = (direction_NK - origin_K) @ axis_KC.masked_fill(flat_C, 0)
-    total = direction_NK.var(dim=0, correction=0).sum()
-    along_C = coordinate_NC.var(dim=0, correction=0)
-    return Principal(coordinate_NC, torch.where(total > ROUNDING, along_C / total, 0.0))
+    flat_C = value_C <= ROUNDING * len(sketch_NK)  # directions have length 1
+    value_C = value_C.masked_fill(flat_C, 0)
+    share_C = value_C / centred_NK.square().sum().clamp_min(ROUNDING)
+    return Principal(vector_NC * value_C.sqrt(), share_C)

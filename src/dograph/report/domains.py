@@ -60,9 +60,8 @@ class ProbeView:
     """The probe rows at one step: coordinates and domain labels."""
 
     step: int
-    last: list[list[float]]  # x and y on the principal axes of the last probe
-    own: list[list[float]]  # x and y on the principal axes of this probe
-    explained: list[list[float]]  # explained variance of the two axes: last, own
+    place: list[list[float]]  # x and y on the principal axes of this probe
+    explained: list[float]  # share of the variance on each of the two axes
     label: list[int]  # -1 before there are domains
 
 
@@ -229,19 +228,18 @@ def profile_blocks(
 
 
 def probe_views(probes: list[Probe], *, lasting: bool) -> list[ProbeView]:
-    """Coordinates on the axes of the last probe and on each probe's own.
+    """Coordinates on each probe's principal axes.
 
     Clusters are those of the last probe at every step: their numbers at other probes mean other
     clusters.
     """
     views = []
     for probe in probes:
-        on_last = principal(probe.sketch_NK, like_NK=probes[-1].sketch_NK)
-        both = [on_last, principal(probe.sketch_NK)]
-        last, own = ([rounded(xs, 4) for xs in one.coordinate_NC.T.numpy()] for one in both)
-        explained = [rounded(one.explained_C.numpy(), 4) for one in both]
+        found = principal(probe.sketch_NK)
+        place = [rounded(xs, 4) for xs in found.coordinate_NC.T.numpy()]
         label = (probe if lasting else probes[-1]).label_N.tolist()
-        views.append(ProbeView(probe.step, last, own, explained, label))
+        explained = rounded(found.explained_C.numpy(), 4)
+        views.append(ProbeView(probe.step, place, explained, label))
     return views
 
 

@@ -134,7 +134,7 @@ def _draw_probes(domains: DomainsView) -> Any:
     for row, chart in zip(axes, domains.scatters, strict=True):
         for axis, probe in zip(row, chosen, strict=True):
             kind_N = domains.source_N if chart.by_source else probe.label
-            draw_scatter(axis, probe.own, kind_N, chart.labels)
+            draw_scatter(axis, probe.place, kind_N, chart.labels)
             axis.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")
             if chart.by_source:
                 axis.set_title(f"step {probe.step:,}")
