@@ -3,8 +3,7 @@
 Shapes: N rows, S sources.
 """
 
-from dataclasses import dataclass, field, replace
-from itertools import compress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +33,6 @@ class Probe:
     label_N: Tensor  # int64: the mixer's domains, -1 before it has any
     loss_N: Tensor  # nats
     nearest: dict[int, list[int]] = field(default_factory=dict)  # rows nearest each centroid
-
-    def keeping(self, least: int) -> tuple["Probe", list[str]]:
-        """The rows of sources with at least `least` of them, and the names of the other sources."""
-        kept_S = torch.bincount(self.source_N, minlength=len(self.sources)) >= least
-        row_N = kept_S[self.source_N]
-        kept = replace(
-            self,
-            sources=list(compress(self.sources, kept_S)),
-            rows=list(compress(self.rows, row_N)),
-            sketch_NK=self.sketch_NK[row_N],
-            source_N=(kept_S.cumsum(dim=0) - 1)[self.source_N[row_N]],
-            label_N=self.label_N[row_N],
-            loss_N=self.loss_N[row_N],
-            nearest={},  # by the numbers of all rows
-        )
-        return kept, list(compress(self.sources, ~kept_S))
 
 
 def probed_steps(run: Path) -> list[int]:

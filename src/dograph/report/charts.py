@@ -63,14 +63,13 @@ class ScatterChart:
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """A value and its number format; below it an interval, a difference or a note."""
+    """A value and its number format; below it an interval or a difference."""
 
     value: str | float | None
     write: NumberFormat = "number"
     digits: int = 4
     low: float | None = None
     high: float | None = None
-    note: str | None = None
     left: bool = False  # aligned left
     change: float | None = None  # difference to the baseline
     shade: float | None = None  # the difference as a fraction of the largest one

@@ -5,7 +5,6 @@ Shapes: N probe rows, M domains.
 
 import math
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -286,23 +285,17 @@ def classical_scaling(distance_MM: np.ndarray) -> np.ndarray:
 
 
 def move_apart(place_M2: np.ndarray, radius_M: np.ndarray) -> np.ndarray:
-    """Moves overlapping nodes apart, by no more than the overlap."""
-    place_M2, num = place_M2.copy(), len(place_M2)
+    """Moves overlapping nodes apart, each pair by its overlap, until none overlap."""
+    angle_M = 2.4 * np.arange(len(place_M2))  # nodes at one point move in different directions
+    place_M2 = place_M2 + 1e-6 * np.column_stack([np.cos(angle_M), np.sin(angle_M)])
     for _ in range(ROUNDS):
-        moved = False
-        for i, j in combinations(range(num), 2):
-            offset = place_M2[j] - place_M2[i]
-            length = float(np.hypot(*offset))
-            overlap = radius_M[i] + radius_M[j] - length
-            if overlap <= 1e-6:
-                continue
-            angle = 2.4 * (i + num * j)  # nodes at one point move in fixed, different directions
-            way = offset / length if length > 1e-9 else np.array([np.cos(angle), np.sin(angle)])
-            place_M2[i] -= way * overlap / 2
-            place_M2[j] += way * overlap / 2
-            moved = True
-        if not moved:
+        offset_MM2 = place_M2[:, None] - place_M2
+        length_MM = np.linalg.norm(offset_MM2, axis=-1) + np.eye(len(place_M2))
+        overlap_MM = np.maximum(radius_M[:, None] + radius_M - length_MM, 0)
+        np.fill_diagonal(overlap_MM, 0)
+        if overlap_MM.max(initial=0) < 1e-6:
             break
+        place_M2 += (offset_MM2 * (overlap_MM / length_MM)[..., None]).sum(axis=1) / 2
     return place_M2
 
 

@@ -8,7 +8,8 @@ Shapes: N rows, K sketch, M domains, S sources, C components.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -235,14 +236,26 @@ def merging(runs: Sequence[Path], num_domains: int = NUM_DOMAINS) -> Merging:
 def _comparable(run: Path, step: int) -> tuple[Probe, list[str]]:
     """A probe without the sources that have too few rows, and their names."""
     whole = read_probe(run, step)
-    kept, left_out = whole.keeping(LEAST_ROWS)
-    if len(kept.sources) < 2:
-        rows = {s: whole.source_N.tolist().count(n) for n, s in enumerate(whole.sources)}
+    count_S = torch.bincount(whole.source_N, minlength=len(whole.sources))
+    kept_S = count_S >= LEAST_ROWS
+    if kept_S.sum() < 2:
+        rows = dict(zip(whole.sources, count_S.tolist(), strict=True))
         raise RunError(
             f"the probes of {run} cannot compare sources: rows of each are {rows}, and two sources "
             f"need {LEAST_ROWS} each. Train with a higher probe.rows, or more validation text"
         )
-    return kept, left_out
+    row_N = kept_S[whole.source_N]
+    kept = replace(
+        whole,
+        sources=list(compress(whole.sources, kept_S)),
+        rows=list(compress(whole.rows, row_N)),
+        sketch_NK=whole.sketch_NK[row_N],
+        source_N=(kept_S.cumsum(dim=0) - 1)[whole.source_N[row_N]],
+        label_N=whole.label_N[row_N],
+        loss_N=whole.loss_N[row_N],
+        nearest={},  # by the numbers of all rows
+    )
+    return kept, list(compress(whole.sources, ~kept_S))
 
 
 def _mean_figures(same_step: Sequence[ProbeFigures]) -> ProbeFigures:

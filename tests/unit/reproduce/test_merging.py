@@ -14,7 +14,7 @@ from dograph.eval.gradients import probed_steps, read_probe
 from dograph.eval.inspect import pairwise_mmd
 from dograph.files import plain
 from dograph.plan.jobs import Job, run_job
-from dograph.reproduce.seen import merging
+from dograph.reproduce.seen import _comparable, merging
 from probed_runs import SOURCES, write_run
 
 FADING = {0: 4.0, 10: 3.0, 100: 0.5}
@@ -113,18 +113,18 @@ def test_small_sources_are_left_out(tmp_path):
 
 
 def test_what_is_kept_of_a_probe_stays_together(tmp_path):
-    run = write_run(tmp_path / "run", {0: 1.0}, rows=(2, 3, 4))
+    run = write_run(tmp_path / "run", {0: 1.0}, rows=(3, 4, 5))
     file = run / "probes" / "step-00000000.safetensors"
     tensors = load_file(file)
-    row_N = torch.arange(9)
+    row_N = torch.arange(12)
     save_file(tensors | {"label": row_N.int(), "loss": row_N / 10}, file)
     whole = read_probe(run, 0)
-    kept, left_out = whole.keeping(3)
+    kept, left_out = _comparable(run, 0)
     assert (kept.sources, left_out) == (["beta", "gamma"], ["alpha"])
-    assert kept.source_N.tolist() == [0, 0, 0, 1, 1, 1, 1]
-    assert kept.label_N.tolist() == [row["row"] for row in kept.rows] == list(range(2, 9))
-    assert torch.equal(kept.loss_N, row_N[2:] / 10)
-    assert torch.equal(kept.sketch_NK, whole.sketch_NK[2:])
+    assert kept.source_N.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1]
+    assert kept.label_N.tolist() == [row["row"] for row in kept.rows] == list(range(3, 12))
+    assert torch.equal(kept.loss_N, row_N[3:] / 10)
+    assert torch.equal(kept.sketch_NK, whole.sketch_NK[3:])
 
 
 def test_runs_that_cannot_be_compared_are_refused(tmp_path):
