@@ -1,7 +1,7 @@
 """Read a run's records and show them: explanations of steps, domain graphs, losses per source."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import pstdev
@@ -82,7 +82,7 @@ def _explanation(
     run: RunDirectory, config: RunConfig, row: Row, skipped: Skipped | None
 ) -> Explanation:
     step = int(row["step"])
-    sample = labels_of_steps(run, {step}, skipped).get(step, {"weight": None, "domain": None})
+    sample = labels_of_step(run, step, skipped)
     quantities = ("samples", "share", "weight", "gradient_norm", "mean_norm")
     domains: list[dict[str, float]] = []
     while f"domains/{(number := len(domains))}/mean_norm" in row:
@@ -107,10 +107,8 @@ def _require_step(run: RunDirectory, step: int) -> None:
         raise RunError(f"{run.path} has steps 1 to {last}; step {step} is not one of them")
 
 
-def labels_of_steps(
-    run: RunDirectory, steps: Collection[int], skipped: Skipped | None = None
-) -> dict[int, dict[str, Any]]:
-    """The lines of some steps in samples.jsonl; no other line is parsed."""
+def labels_of_step(run: RunDirectory, step: int, skipped: Skipped | None = None) -> dict[str, Any]:
+    """The line of a step in samples.jsonl; its weights and domains are None if it has none."""
     size = run.config().train.batch_size
 
     def parse(values: dict[str, Any]) -> dict[str, Any]:
@@ -119,12 +117,8 @@ def labels_of_steps(
                 raise ValueError(f"not {size} weights and domains")
         return values
 
-    labels: dict[int, dict[str, Any]] = {}
-    for row in read_lines(run.samples_file, parse, skipped, lambda line: step_of(line) in steps):
-        labels[row["step"]] = row
-        if len(labels) == len(steps):
-            break
-    return labels
+    rows = read_lines(run.samples_file, parse, skipped, lambda line: step_of(line) == step)
+    return next(rows, {"weight": None, "domain": None})
 
 
 def samples_of_step(

@@ -99,15 +99,13 @@ def overview(data: PageData) -> list[PageItem]:
     elif runs:
         blocks.append(PageBlock("soft", NO_WARNINGS))
     blocks += _one_run(runs[0]) if len(runs) == 1 else _several_runs(data)
-    how, most = list(HOW_TO_READ), 2 * data.buckets + 2
-    if data.steps > most:
-        how.insert(
-            0,
-            f"Curves of more than {most} points are drawn by their first and last point and the "
-            f"minimum and maximum of each of {data.buckets} segments: no spike is lost, and every "
-            "point drawn was measured. The files of the run have all points.",
-        )
-    return [*blocks, PageBlock("folded", [PageBlock("list", how)], "How to read this page", "how")]
+    thinned = (
+        f"Curves of more than {2 * data.buckets + 2} points are drawn by their first and last "
+        f"point and the minimum and maximum of each of {data.buckets} segments: no spike is lost, "
+        "and every point drawn was measured. The files of the run have all points."
+    )
+    how = PageBlock("list", [thinned, *HOW_TO_READ])
+    return [*blocks, PageBlock("folded", [how], "How to read this page", "how")]
 
 
 def _one_run(run: RunData) -> list[PageItem]:
@@ -250,11 +248,6 @@ def source_chart(run: RunData) -> LineChart:
 
 def health(data: PageData) -> list[PageItem]:
     """Charts that show whether weights are reasonable."""
-    charts = health_charts(data)
-    return [PageBlock("grid", charts) if charts else PageBlock("soft", NO_STEPS)]
-
-
-def health_charts(data: PageData) -> list[LineChart]:
     charts = []
     for metric, text in HEALTH.items():
         title, note = text.split(": ", 1)
@@ -265,7 +258,7 @@ def health_charts(data: PageData) -> list[LineChart]:
         few = len(series) <= 4
         is_share = metric in SHARES
         charts.append(LineChart(title, series, note, zero=is_share, faint=few))
-    return charts
+    return [PageBlock("grid", charts) if charts else PageBlock("soft", NO_STEPS)]
 
 
 def cost(data: PageData) -> list[PageItem]:
