@@ -169,27 +169,25 @@ def warnings_of(run: OpenRun) -> list[str]:
 
 def last_losses(run: OpenRun) -> dict[str, Estimate]:
     """Sources, then summaries; intervals over validation blocks once the run is complete."""
-    blocks, columns = block_losses(run.files.validation_file, run.skipped), run.columns
+    columns, every = run.columns, block_losses(run.files.validation_file, run.skipped)
     names = columns.between("valid/", LOSS)
     nats = {name: columns.last(f"valid/{name}{LOSS}") or 0.0 for name in names}
-    losses = {name: Estimate(value) for name, value in nats.items() if name not in SUMMARIES}
-    sources = list(losses)
-    for source in sources:
-        if source in blocks and abs(blocks[source].mean - nats[source]) < 1e-3:
-            losses[source] = over_blocks(blocks[source].mean, [(1.0, blocks[source])])
+    # The file may be of another validation.
+    blocks = {s: own for s, own in every.items() if abs(own.mean - nats.get(s, 0.0)) < 1e-3}
+    sources = [name for name in nats if name not in SUMMARIES]
     tokens = run.corpus.tokens_by_source() if run.corpus is not None else {}
     total = sum(tokens.get(source, 0) for source in sources)
-    worst = sorted(sources, key=lambda source: -losses[source].value)[:1]
-    # The weight of each source in a summary; empty if unknown.
-    shares = {
-        "mean": {source: 1 / len(sources) for source in sources},
-        "worst": dict.fromkeys(worst, 1.0),
-        "natural": {source: tokens.get(source, 0) / total for source in sources if total},
-    }
-    is_whole = set(sources) <= set(blocks)
-    for name in (name for name in SUMMARIES if name in nats):
-        parts = [(share, blocks[s]) for s, share in shares[name].items() if is_whole]
-        losses[name] = over_blocks(nats[name], parts) if parts else Estimate(nats[name])
+    worst = sorted(sources, key=lambda source: -nats[source])[:1]
+    # The weight of each source in a loss; empty if unknown.
+    weights: dict[str, dict[str, float]] = {source: {source: 1.0} for source in sources}
+    weights["mean"] = {source: 1 / len(sources) for source in sources}
+    weights["worst"] = dict.fromkeys(worst, 1.0)
+    weights["natural"] = {source: tokens.get(source, 0) / total for source in sources if total}
+    losses = {}
+    for name in (*sources, *(name for name in SUMMARIES if name in nats)):
+        parts = [(weight, blocks[s]) for s, weight in weights[name].items() if s in blocks]
+        is_known = parts and len(parts) == len(weights[name])
+        losses[name] = over_blocks(nats[name], parts) if is_known else Estimate(nats[name])
     return losses
 
 

@@ -134,12 +134,9 @@ def _several_runs(data: PageData) -> list[PageItem]:
     ]
     details = PageBlock("folded", each, "Settings and losses of each run", "facts")
     whole = "\n".join(one.findings.command for one in data.comparisons if one.findings.command)
-    commands: list[PageItem] = [PageBlock("command", "\n".join(run.command for run in runs))]
-    if whole:
-        single = PageBlock("folded", commands, "Commands of the single runs", "again")
-        commands = [PageBlock("command", whole), single]
-    elif len(runs) > 4:
-        commands = [PageBlock("folded", commands, f"{len(runs)} commands", "again")]
+    single = PageBlock("command", "\n".join(run.command for run in runs))
+    commands = [PageBlock("folded", [single], "Commands of the single runs", "again")]
+    commands = [PageBlock("command", whole), *commands] if whole else commands
     table = table_of("runs", runs, columns)
     return [heading("Runs"), table, details, heading("Reproduce these runs"), *commands]
 
