@@ -18,7 +18,6 @@ from dograph.eval.evaluate import checked_result, limited_tasks
 from dograph.progress import counted
 from dograph.records import DAMAGE, Skipped, read_record
 from dograph.report.charts import Entry, PageTable, TableCell
-from dograph.report.domains import Texts
 from dograph.report.one_run import RunData, run_data
 from dograph.report.series import OpenRun
 from dograph.stats import ABOVE_ZERO, PER_CENT, Estimate, Interval, mean_estimate
@@ -103,7 +102,6 @@ class PageData:
     comparisons: list[Comparison]
     tasks: PageTable | None  # downstream scores
     task_notes: list[str]
-    texts: list[str]
     damage: list[str]  # runs and files that could not be read
 
     @property
@@ -176,7 +174,7 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
 
     `keep` holds the metrics in memory for the next call: some hundred MB for twenty long runs.
     """
-    texts, opened, runs = Texts(), subjects.runs, list[RunData]()
+    opened, runs = subjects.runs, list[RunData]()
     left_out = list(subjects.left_out)
     buckets = min(MOST, max(LEAST, POINTS // max(len(opened), 1)))
     names = run_names([run.path for run in opened])
@@ -190,7 +188,7 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
 
             try:
                 run.read(show)
-                runs.append(run_data(run, name, group, buckets, texts))
+                runs.append(run_data(run, name, group, buckets))
                 by_group.setdefault(group, []).append(name)
             except (DographError, OSError, *DAMAGE) as error:  # the others have their page
                 left_out.append(f"{run.path} is left out, a file of it is damaged: {error!r}")
@@ -219,7 +217,6 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
         comparisons=comparisons,
         tasks=tasks,
         task_notes=task_notes,
-        texts=list(texts),
         damage=left_out + skipped.warnings(),
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.linalg import orthogonal_procrustes
 
-from dograph.data.corpus import Block, Corpus
+from dograph.data.corpus import Corpus
 from dograph.errors import RunError
 from dograph.eval.describe import DomainProfile, describe_domains, excerpt
 from dograph.eval.gradients import Probe, principal, probed_steps, read_probe
@@ -43,15 +43,6 @@ DESCRIBED = (
 )
 CLUSTERED = " Domains of one batch do not last, so these are clusters of the rows."
 BASE, REACH = 0.06, 0.34  # a node's radius is BASE + REACH sqrt(share); as in domains.js
-
-
-@dataclass(frozen=True, slots=True)
-class ExampleText:
-    """A row in a domain; `text` is an index into the page's texts."""
-
-    source: str
-    document: int
-    text: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +80,6 @@ class DomainsView:
     notes: list[str]
 
 
-Texts = dict[str, int]  # the texts of a page, each once, and their index
 Profiles = dict[int, DomainProfile]
 
 
@@ -99,15 +89,7 @@ def name_of(domain: int, profiles: Profiles, kind: str = "domain") -> str:
     return f"{kind} {domain}: {words}" if words else f"{kind} {domain}"
 
 
-def example(corpus: Corpus, block: Block, texts: Texts) -> ExampleText:
-    """A block; without text if the corpus has no tokenizer."""
-    place, index = block.place(), None
-    if corpus.manifest.tokenizer.file is not None:
-        index = texts.setdefault(excerpt(block.text(corpus)), len(texts))
-    return ExampleText(str(place["source"]), int(place["document"]), index)
-
-
-def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
+def domains_of(run: OpenRun, buckets: int) -> DomainsView | None:
     """The domains of a run; None if its mixer has none."""
     columns, corpus = run.columns, run.corpus
     graphs = recorded_graphs(run)
@@ -142,7 +124,7 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
         graphs=graphs,
         names={str(j): own.name for j, own in profiles.items() if lasting},
         lines=domain_lines(columns, buckets, profiles) if lasting else [],
-        described=profile_blocks(run, profiles, texts, lasting=lasting),
+        described=profile_blocks(corpus, profiles, lasting=lasting),
         notes=notes,
     )
 
@@ -204,16 +186,14 @@ def scatter_charts(
     ]
 
 
-def profile_blocks(
-    run: OpenRun, profiles: Profiles, texts: Texts, *, lasting: bool
-) -> list[PageItem]:
+def profile_blocks(corpus: Corpus | None, profiles: Profiles, *, lasting: bool) -> list[PageItem]:
     """What sets each domain or cluster apart, as a table, and its typical texts."""
     rows, folded, kind = list[list[Entry]](), list[PageItem](), "domain" if lasting else "cluster"
     for j, own in profiles.items():
         cells = (", ".join(own.words) or "none stands out", ", ".join(own.sources))
         left = [TableCell(text, left=True) for text in cells]
         rows.append([str(j), str(own.samples), *left])
-        typical = [example(run.corpus, block, texts) for block in own.typical if run.corpus]
+        typical = [{**b.place(), "text": excerpt(b.text(corpus))} for b in own.typical if corpus]
         title = name_of(j, profiles, kind)
         folded.append(PageBlock("folded", [PageBlock("samples", typical)], title))
     left_heads = [TableCell(name, left=True) for name in ("words", "sources")]

@@ -14,7 +14,7 @@ from dograph.eval.recorded import domains_last, read_validation
 from dograph.plan.jobs import RESULT
 from dograph.progress import duration
 from dograph.records import Skipped, read_record
-from dograph.report.domains import DomainsView, Texts, domains_of
+from dograph.report.domains import DomainsView, domains_of
 from dograph.report.series import OpenRun, Series, curve
 from dograph.stats import ABOVE_ZERO, Estimate, t_interval
 from dograph.train.edits import edits_of
@@ -101,7 +101,7 @@ class RunData:
         return [name for name in self.losses if name not in SUMMARIES]
 
 
-def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) -> RunData:
+def run_data(run: OpenRun, name: str, group: str, buckets: int) -> RunData:
     """Everything a page shows of a run whose metrics have been read."""
     columns = run.columns
     shown = {*HEALTH, *UNSMOOTHED, *(name for name in columns.names if name.endswith(LOSS))}
@@ -112,7 +112,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
         smooth = metric not in UNSMOOTHED and not metric.startswith("valid/")
         curves[metric] = curve(*columns.get(metric), buckets, smooth=smooth)
     losses, cost, warnings = last_losses(run), cost_of(run), warnings_of(run)
-    facts, domains = _facts(run, cost), domains_of(run, buckets, texts)
+    facts, domains = _facts(run, cost), domains_of(run, buckets)
     is_live = run.files.use() != "free"
     damage = [*columns.skipped.warnings(live=is_live), *run.skipped.warnings(live=is_live)]
     return RunData(

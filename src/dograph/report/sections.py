@@ -70,7 +70,7 @@ Columns = Mapping[str, Callable[[Row], Entry]]
 
 def page_json(data: PageData) -> str:
     """Everything the page shows, under the names that its script reads."""
-    about = {name: getattr(data, name) for name in ("title", "verdict", "made", "texts", "steps")}
+    about = {name: getattr(data, name) for name in ("title", "verdict", "made", "steps")}
     sections = {name: build(data) for name, (_, build) in SECTIONS.items()}
     return as_json({**about, "sections": sections})
 

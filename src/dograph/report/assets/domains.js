@@ -4,7 +4,6 @@ const ABSENT = {
   runs: "No run on this page has domains: they need mixer.name=dograph. For the domains of any model: dograph inspect.",
   probes: "No picture of gradients: this run has no probes (probe.rows=0, or none was due yet).",
   graphs: "No domain graph yet: one is written at every validation once there are domains.",
-  text: "(text not available)",
 };
 const GRAPH_NOTE =
   "disc: share of samples; ring: weight (larger than the disc: weighted up); solid line: mean " +
@@ -184,7 +183,7 @@ function drawGraph(width, graph, names) {
 }
 
 function exampleText({ source, document: index, text }) {
-  const words = el("p", { dir: "auto", tabindex: "0" }, data.texts[text] ?? ABSENT.text);
+  const words = el("p", { dir: "auto", tabindex: "0" }, text);
   const from = el("footer", {}, named(source), `, document ${index}`);
   return el("blockquote", { class: "sample" }, words, from);
 }
