@@ -31,7 +31,6 @@ class Probe:
     sketch_NK: Tensor  # float32, all finite
     source_N: Tensor  # int64, index into sources
     label_N: Tensor  # int64: the mixer's domains, -1 before it has any
-    loss_N: Tensor  # nats
     nearest: dict[int, list[int]] = field(default_factory=dict)  # rows nearest each centroid
 
 
@@ -64,8 +63,8 @@ def read_probe(run: Path, step: int) -> Probe:
     try:
         tensors = load_file(tensor_file)
         sketch_NK, source_N = tensors["sketch"].float(), tensors["source"].long()
-        label_N, loss_N = tensors["label"].long(), tensors["loss"]
-        sizes = {len(tensor) for tensor in (sketch_NK, source_N, label_N, loss_N)}
+        label_N = tensors["label"].long()
+        sizes = {len(tensor) for tensor in (sketch_NK, source_N, label_N)}
         if sizes != {len(rows)} or sketch_NK.ndim != 2 or not 0 <= source_N.min() <= source_N.max():
             raise ValueError("its tensors do not have the rows of its .json file")
         sources[int(source_N.max())]
@@ -76,7 +75,7 @@ def read_probe(run: Path, step: int) -> Probe:
             f"{num_bad} of {len(sketch_NK)} sketches in {tensor_file} are not finite: the run had "
             f"diverged by then; {remedy}"
         )
-    return Probe(step, sources, rows, sketch_NK, source_N, label_N, loss_N, nearest)
+    return Probe(step, sources, rows, sketch_NK, source_N, label_N, nearest)
 
 
 def _probed_rows(

@@ -252,7 +252,6 @@ def _comparable(run: Path, step: int) -> tuple[Probe, list[str]]:
         sketch_NK=whole.sketch_NK[row_N],
         source_N=(kept_S.cumsum(dim=0) - 1)[whole.source_N[row_N]],
         label_N=whole.label_N[row_N],
-        loss_N=whole.loss_N[row_N],
         nearest={},  # by the numbers of all rows
     )
     return kept, list(compress(whole.sources, ~kept_S))

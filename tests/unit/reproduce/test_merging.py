@@ -117,13 +117,12 @@ def test_what_is_kept_of_a_probe_stays_together(tmp_path):
     file = run / "probes" / "step-00000000.safetensors"
     tensors = load_file(file)
     row_N = torch.arange(12)
-    save_file(tensors | {"label": row_N.int(), "loss": row_N / 10}, file)
+    save_file(tensors | {"label": row_N.int()}, file)
     whole = read_probe(run, 0)
     kept, left_out = _comparable(run, 0)
     assert (kept.sources, left_out) == (["beta", "gamma"], ["alpha"])
     assert kept.source_N.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1]
     assert kept.label_N.tolist() == [row["row"] for row in kept.rows] == list(range(3, 12))
-    assert torch.equal(kept.loss_N, row_N[3:] / 10)
     assert torch.equal(kept.sketch_NK, whole.sketch_NK[3:])
 
 
@@ -191,7 +190,6 @@ def test_the_probes_of_a_real_run(tmp_path):
     assert (probe.sources, probe.sketch_NK.shape) == (SOURCES, (24, 64))
     assert probe.source_N.tolist() == [0] * 8 + [1] * 8 + [2] * 8
     assert [row["source"] for row in probe.rows[::8]] == SOURCES
-    assert torch.isfinite(probe.loss_N).all()
     found = merging([run], num_domains=3)
     assert found.steps == [0, 4]
     assert all(figures.separation_directions.value > 0 for figures in found.figures)

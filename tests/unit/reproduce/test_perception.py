@@ -25,7 +25,7 @@ def probe_of(sketch_NK, source_N):
     num = len(source_N)
     sources = [f"s{s}" for s in range(int(source_N.max()) + 1)]
     label_N = torch.full((num,), -1)
-    return Probe(7, sources, [{}] * num, sketch_NK.float(), source_N, label_N, torch.zeros(num))
+    return Probe(7, sources, [{}] * num, sketch_NK.float(), source_N, label_N)
 
 
 def test_chance_is_the_expected_information_of_shuffled_sources():
