@@ -54,7 +54,6 @@ class Comparison:
     def claim(self) -> str:
         """Which methods are lower than the baseline, which higher, and which are neither."""
         baseline, groups = self.findings.baseline, dict[str, list[str]]()
-        seeds = {method.label: method.seeds for method in self.methods}
         found = {m.label: own for m in self.methods if (own := m.difference("mean"))}
         if not found:
             return f"No method can be compared with {baseline}."
@@ -65,8 +64,9 @@ class Comparison:
             return found[label].mean
 
         def difference(label: str) -> str:
-            nats, several = found[label].estimate.text("+.4f", " "), seeds[label] > 1
-            return f"{nats} nats vs. {baseline}, {seeds[label]} seed{'s' if several else ''}"
+            own = found[label].estimate
+            seeds = f"{own.num} seed{'s' if own.num > 1 else ''}"
+            return f"{own.text('+.4f', ' ')} nats vs. {baseline}, {seeds}"
 
         best, has_lower, sentences = min(found, key=mean), "lower" in groups, list[str]()
         for claim, largest in (("lower", min), ("higher", max)):

@@ -112,8 +112,7 @@ def domains_of(run: OpenRun, buckets: int) -> DomainsView | None:
         elif corpus.manifest.tokenizer.file is None:
             notes.append("The corpus has tokens but no tokenizer, so no texts are shown.")
         views = probe_views(probes, lasting=lasting)
-    known = {name for graph in graphs for node in graph.nodes for name in node["sources"]}
-    sources = probes[-1].sources if probes else sorted(known)
+    sources = probes[-1].sources if probes else []
     profiles = describe_domains(run.files, corpus)
     return DomainsView(
         numbering="" if lasting else RANKED,

@@ -101,30 +101,25 @@ def draw_curves(data: PageData) -> Figures:
         charts = sections.loss_charts(data, metric, "")
         chart = charts.get("methods") or charts[None]
         if chart.series:
-            yield name, line_figure(chart, 2.3, lone=len(data.groups) == 1, steps=data.steps)
+            yield name, line_figure(chart, lone=len(data.groups) == 1, steps=data.steps)
 
 
 def draw_run(run: RunData, stem: str) -> Figures:
-    """Losses by source, and domains."""
-    chart = sections.source_chart(run)
+    """Losses by source, probes, weights of domains, and the last graph."""
+    chart, domains = sections.source_chart(run), run.domains
     if chart.series:
-        yield f"{stem}sources", line_figure(chart, 2.3, steps=run.steps)
-    if run.domains is not None:
-        for name, figure in draw_domains(run.domains):
-            yield f"{stem}{name}", figure
-
-
-def draw_domains(domains: DomainsView) -> Figures:
-    """Probes, weights, and the last graph."""
+        yield f"{stem}sources", line_figure(chart, steps=run.steps)
+    if domains is None:
+        return
     if domains.probes:
-        yield "pca", _draw_probes(domains)
+        yield f"{stem}pca", _draw_probes(domains)
     for weights in (chart for chart in domains.lines[:1] if chart.series):
         smoothed = replace(weights, series=[replace(one, raw=None) for one in weights.series])
-        yield "weights", line_figure(smoothed, 2.3)
+        yield f"{stem}weights", line_figure(smoothed)
     if domains.graphs:
         figure, axes = sheet(COLUMN, COLUMN, below=domains.numbering)
         draw_graph(axes[0, 0], domains.graphs[-1], domains.names)
-        yield "graph", figure
+        yield f"{stem}graph", figure
 
 
 def _draw_probes(domains: DomainsView) -> Any:
@@ -183,9 +178,9 @@ def sheet(
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def line_figure(chart: LineChart, height: float, *, lone: bool = False, steps: int = 1) -> Any:
+def line_figure(chart: LineChart, *, lone: bool = False, steps: int = 1) -> Any:
     """A line chart in one column, with a legend above it; its x axis has at least these steps."""
-    figure, axes = sheet(COLUMN, height)
+    figure, axes = sheet(COLUMN, 2.3)
     draw_lines(axes[0, 0], chart, lone=lone, steps=steps)
     add_legend(axes[0, 0])
     return figure

@@ -22,7 +22,6 @@ from dograph.train.metrics import RARE, SUMMARIES
 
 ENVIRONMENT = "env.json"  # versions and devices
 WARM_UP = 5  # steps that mean times leave out: compilation, first allocations
-PARTS = ("forward", "forward_backward", "sketch", "weigh", "backward", "deferred", "update")
 
 LOSS = "/loss_nats"  # how columns of losses end
 UNSMOOTHED = ("optim/lr", "time/tokens_per_second")
@@ -218,8 +217,7 @@ def over_blocks(value: float, parts: Sequence[tuple[float, BlockLoss]]) -> Estim
 def cost_of(run: OpenRun) -> StepCosts:
     """Mean milliseconds by part and in total, throughput and peak memory."""
     columns, parts = run.columns, {}
-    names = columns.between("time/", "_ms")
-    for name in sorted(names, key=lambda n: PARTS.index(n) if n in PARTS else len(PARTS)):
+    for name in columns.between("time/", "_ms"):
         step_N, value_N = columns.get(f"time/{name}_ms")
         late_N = step_N > WARM_UP
         parts[name] = round(float(value_N[late_N if late_N.any() else slice(None)].mean()), 3)

@@ -37,7 +37,6 @@ TOTAL_LOSSES = {
     "valid/natural/loss_nats": "Validation loss, weighted by training tokens",
     "valid/worst/loss_nats": "Validation loss, worst source",
 }
-SHARES = ("domains/nmi", "domains/batch_nmi")  # of health: their axes start at 0
 PER_RUN = {  # title and note
     "optim/lr": ("Learning rate", "of each step"),
     "time/tokens_per_second": ("Tokens per second", "wall-clock, without validation"),
@@ -252,8 +251,7 @@ def health(data: PageData) -> list[PageItem]:
         if not series:
             continue
         note = note.format(batch=data.runs[0].config.train.batch_size)
-        few = len(series) <= 4
-        is_share = metric in SHARES
+        is_share, few = metric.endswith("nmi"), len(series) <= 4
         charts.append(LineChart(title, series, note, zero=is_share, faint=few))
     return [PageBlock("grid", charts) if charts else PageBlock("soft", NO_STEPS)]
 

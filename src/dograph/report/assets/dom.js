@@ -46,8 +46,6 @@ function signed(value, digits = 4) {
 
 // Number formats, by the names that cells and charts use.
 const FORMATS = { number, signed, fixed: (value, digits) => value.toFixed(digits) };
-const formatOf = ({ write, digits }) => (value) =>
-  isKnown(value) ? FORMATS[write](value, digits) : "";
 const interval = (low, high, write) => (isKnown(low) ? `[${write(low)}, ${write(high)}]` : "");
 
 function choice(label, id, options, chosen, changed) {
@@ -62,7 +60,7 @@ function choice(label, id, options, chosen, changed) {
 function entry(cell, tag, scope) {
   if (typeof cell === "number") return el(tag, { scope }, number(cell));
   if (cell === null || typeof cell === "string") return el(tag, { scope }, cell && named(cell));
-  const write = formatOf(cell);
+  const write = (value) => (isKnown(value) ? FORMATS[cell.write](value, cell.digits) : "");
   const isChanged = isKnown(cell.change);
   const change = isChanged && signed(cell.change) + (cell.claimed ? " !" : "");
   const below = change || interval(cell.low, cell.high, write);

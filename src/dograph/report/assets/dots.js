@@ -4,13 +4,12 @@ const ROW = 40; // pixels
 
 function dotChart(chart) {
   const height = chart.rows.length * ROW + 44;
-  const overText = chart.rows.some((row) => row.over_text);
-  const heads = ["", "value", "95 %", ...(overText ? ["95 % over text"] : [])];
+  const heads = ["", "value", "95 %", "95 % over text"];
   const line = (row) => [
     row.name,
     signed(row.value),
     interval(row.low, row.high, signed),
-    ...(overText ? [interval(...(row.over_text || []), signed)] : []),
+    interval(...(row.over_text || [null, null]), signed),
   ];
   const draw = (width) => drawDots({ width, height }, chart);
   const table = numbers(chart.title, heads, () => chart.rows.map(line));
