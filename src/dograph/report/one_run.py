@@ -26,7 +26,6 @@ WARM_UP = 5  # steps that mean times leave out: compilation, first allocations
 LOSS = "/loss_nats"  # how columns of losses end
 UNSMOOTHED = ("optim/lr", "time/tokens_per_second")
 RESIDUAL = "weights/solver_residual"
-UNSOLVED = 1e-3  # above this residual, weights are not a solution of the objective
 HEALTH = {  # title and explanation of each chart
     "weights/effective_samples": "Effective samples: 1 / sum of squared sample weights; equal "
     "weights give the batch size ({batch})",
@@ -44,8 +43,8 @@ HEALTH = {  # title and explanation of each chart
 }
 FALLBACK = "equal weights were used: a gradient was not finite or the problem had no solution"
 UNCONVERGED = "the solver did not converge: residual up to {most:.2g}"
-# Column, largest normal value, warning.
-UNUSUAL = ((RARE, 0.0, FALLBACK), (RESIDUAL, UNSOLVED, UNCONVERGED))
+# Column, largest normal value, warning. Beyond 1e-3 weights are no solution of the objective.
+UNUSUAL = ((RARE, 0.0, FALLBACK), (RESIDUAL, 1e-3, UNCONVERGED))
 
 
 @dataclass(frozen=True, slots=True)
