@@ -220,21 +220,26 @@ def fit_step_laws(
     The last points of each curve are predicted by laws fitted without them: a fifth of the
     shortest curve, at most 5 (the authors hold out 5 to choose among 5500 random starts).
     """
-    sorted_J = []  # by tokens, so that the last points are the latest
-    for x_X, loss_X in curves:
-        order_X = x_X.argsort(kind="stable")
-        sorted_J.append(LossCurve(x_X[order_X], loss_X[order_X]))
-    laws = fit_power_laws(sorted_J, delta=STEP_DELTA, group_J=group_J)
-    in_sample = mean_error(laws, sorted_J)
-    shortest = min(len(curve.x_X) for curve in sorted_J)
+    laws = fit_power_laws(curves, delta=STEP_DELTA, group_J=group_J)
+    in_sample = mean_error(laws, curves)
+    shortest = min(len(curve.x_X) for curve in curves)
     late = min(MOST_HELD_OUT, shortest // 5)
     if not late:
         note = f"curves of {shortest} points: too short for a held-out error"
         return CurveLaws(laws, in_sample, None, (note,))
-    early_J = [LossCurve(x_X[:-late], loss_X[:-late]) for x_X, loss_X in sorted_J]
-    late_J = [LossCurve(x_X[-late:], loss_X[-late:]) for x_X, loss_X in sorted_J]
-    early_laws = fit_power_laws(early_J, delta=STEP_DELTA, group_J=group_J)
-    return CurveLaws(laws, in_sample, mean_error(early_laws, late_J))
+    rank_J = [x_X.argsort(kind="stable").argsort() for x_X, _ in curves]  # by tokens
+    late_J = [rank_X >= len(rank_X) - late for rank_X in rank_J]
+    held_out = _held_out(curves, late_J, delta=STEP_DELTA, group_J=group_J)
+    return CurveLaws(laws, in_sample, held_out)
+
+
+def _held_out(curves: Sequence[LossCurve], late_J: Sequence[np.ndarray], **how: Any) -> float:
+    """Mean error on the late points of all curves, by laws fitted without them."""
+    early, late = [], []
+    for (x_X, loss_X), late_X in zip(curves, late_J, strict=True):
+        early.append(LossCurve(x_X[~late_X], loss_X[~late_X]))
+        late.append(LossCurve(x_X[late_X], loss_X[late_X]))
+    return mean_error(fit_power_laws(early, **how), late)
 
 
 def fit_size_laws(curves: Sequence[LossCurve]) -> CurveLaws:
@@ -252,22 +257,18 @@ def fit_size_laws(curves: Sequence[LossCurve]) -> CurveLaws:
         )
     laws = fit_power_laws(curves, delta=SIZE_DELTA)
     in_sample = mean_error(laws, curves)
-    small, large = [], []
-    for x_X, loss_X in curves:
-        below_X = x_X < size_X[-1]
-        if len(np.unique(x_X[below_X])) >= 2 and not below_X.all():
-            small.append(LossCurve(x_X[below_X], loss_X[below_X]))
-            large.append(LossCurve(x_X[~below_X], loss_X[~below_X]))
-    if not small:
+    large_J = [x_X == size_X[-1] for x_X, _ in curves]
+    both = zip(curves, large_J, strict=True)
+    known = [(c, at_X) for c, at_X in both if at_X.any() and len(np.unique(c.x_X[~at_X])) >= 2]
+    if not known:
         note = "no curve has the largest size and two smaller ones: no held-out error"
         return CurveLaws(laws, in_sample, None, (note,))
-    alpha: float | None = None
-    notes: tuple[str, ...] = ()
+    alpha, notes = None, []
     if len(size_X) == 3:
         alpha = laws[0].alpha
-        notes = ("the held-out error is optimistic: alpha has seen the largest of three sizes",)
-    small_laws = fit_power_laws(small, delta=SIZE_DELTA, alpha=alpha)
-    return CurveLaws(laws, in_sample, mean_error(small_laws, large), notes)
+        notes = ["the held-out error is optimistic: alpha has seen the largest of three sizes"]
+    held_out = _held_out(*zip(*known, strict=True), delta=SIZE_DELTA, alpha=alpha)
+    return CurveLaws(laws, in_sample, held_out, tuple(notes))
 
 
 Place = tuple[float, str, str]  # size, mixture, target
