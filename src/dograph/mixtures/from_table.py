@@ -107,6 +107,8 @@ def propose_from_table(
         findings["simulation"] = simulation
     else:
         weight_S, findings["optimum"] = _optimum(rows, objective, kl)
+    if table.nested:
+        findings["nested"] = dict(table.nested)
     findings["predicted"] = _predicted(rows, objective, weight_S)
     findings["support"] = _support(rows, choice, weight_S)
     if test_table is not None:

@@ -64,13 +64,14 @@ def fit_power_laws(
         if not (finite and np.min(x_X, initial=1) > 0):
             raise ConfigError(f"curve {index} has an x or a loss that is not a positive number")
         if points_J[index] < 2:
-            raise ConfigError(f"curve {index} has {points_J[index]} different x; at least 2 needed")
-    for group in number.values() if alpha is None else ():
+            what = f"curve {index} has {points_J[index]} different x; at least 2 needed"
+            raise ConfigError(f"{what} (curves of {labels[index]})")
+    for label, group in number.items() if alpha is None else ():
         members, points = (group_of_J == group).sum(), points_J[group_of_J == group].sum()
         if points < 2 * members + 1:
             raise ConfigError(
                 f"{points} points on {members} curve(s) cannot fix {2 * members + 1} parameters "
-                "(c and x0 for each curve, one alpha): add a point, or fix alpha"
+                f"(c and x0 for each curve, one alpha) of {label}: add a point, or fix alpha"
             )
     problem = _Problem(curves, delta)
     alpha_J = np.full(len(curves), alpha) if alpha else _best_alpha(problem, group_of_J)
@@ -282,8 +283,8 @@ def nest(
     `curves` holds losses over tokens by (size, mixture, target). First a step law for each curve,
     alpha shared by the targets of one run (the authors' `valid`), gives the loss at `tokens`; then
     a size law for each mixture and target that were run at two sizes or more, alpha shared by all,
-    gives the loss at `size`. With runs of the target size only there is no size law. Sizes are
-    non-embedding parameters.
+    gives the loss at `size`. With runs of the target size only there is no size law, with losses at
+    the target's tokens only no step law. Sizes are non-embedding parameters.
 
     A loss is NaN where there are too few runs, and notes name these places. The findings have the
     mean absolute errors of both laws, in nats, in sample and on left-out points. Neither is the
@@ -293,12 +294,15 @@ def nest(
         raise ConfigError("no curves to nest; give losses over tokens by size, mixture and target")
     if not (size > 0 and tokens > 0):
         raise ConfigError(f"the target is {size:g} parameters and {tokens:g} tokens; give both")
-    steps = fit_step_laws(list(curves.values()), [place[:2] for place in curves])
+    steps, sizes, notes = None, None, tuple[str, ...]()
+    at_tokens = [float(curve.loss_X[-1]) for curve in curves.values()]
+    if any((curve.x_X != tokens).any() for curve in curves.values()):
+        steps = fit_step_laws(list(curves.values()), [place[:2] for place in curves])
+        at_tokens, notes = [float(law.predict(tokens)) for law in steps.laws], steps.notes
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for (own, mixture, target), law in zip(curves, steps.laws, strict=True):
-        points.setdefault((mixture, target), []).append((own, float(law.predict(tokens))))
+    for (own, mixture, target), loss in zip(curves, at_tokens, strict=True):
+        points.setdefault((mixture, target), []).append((own, loss))
     tried = sorted({own for own, _, _ in curves})
-    notes, sizes = steps.notes, None
     if tried == [size]:
         reached = {pair: loss for pair, [(_, loss)] in points.items()}
     else:
@@ -323,8 +327,8 @@ def nest(
     findings = {
         "parameters": size,
         "tokens": tokens,
-        "step_in_sample": steps.in_sample,
-        "step_held_out": steps.held_out,
+        "step_in_sample": steps.in_sample if steps else None,
+        "step_held_out": steps.held_out if steps else None,
         "size_in_sample": sizes.in_sample if sizes else None,
         "size_held_out": sizes.held_out if sizes else None,
         "notes": [*notes, *(f"{m} on {t}: too few sizes to predict from" for m, t in missing)],
