@@ -28,8 +28,6 @@ TINY = 1e-300  # instead of a weight of 0, where a logarithm is taken
 class Total:
     """sum_v share_v L_v(r) + kl * sum_j r_j log(r_j / prior_j) with its slope.
 
-    `curvature` is without the KL term.
-
     Weights sum to 1, so only differences of slopes matter: t is used minus its mean, which keeps
     slopes small. An exponential is its own derivative, along t.
     """
@@ -72,14 +70,14 @@ class Total:
         """The range of slopes of the laws, without what they cancel of each other."""
         return float(self.grown(weight_S) @ np.ptp(self.along_VS, axis=1))
 
-    def curvature(self, weight_S: np.ndarray) -> np.ndarray:
-        return np.asarray((self.along_VS.T * self.grown(weight_S)) @ self.along_VS)
+    def bend(self, weight_S: np.ndarray, free: np.ndarray) -> np.ndarray:
+        """A square root of the curvature without the KL term, (V, F).
 
-
-def sum_zero(size: int) -> np.ndarray:
-    """Orthonormal columns that span the vectors with sum 0, (size, size - 1)."""
-    basis = np.linalg.qr(np.hstack([np.ones((size, 1)), np.eye(size)[:, 1:]]))[0]
-    return np.asarray(basis[:, 1:])
+        bend.T @ bend is the second derivative in the sources `free` where their sum is kept, and
+        bend.T @ sqrt(grown) the first: every row sums to 0.
+        """
+        bend_VF = np.sqrt(self.grown(weight_S))[:, None] * self.along_VS[:, free]
+        return np.asarray(bend_VF - bend_VF.mean(axis=1, keepdims=True))
 
 
 def _polished(total: Total, cap_S: np.ndarray, rough_S: np.ndarray) -> np.ndarray:
@@ -97,11 +95,9 @@ def _polished(total: Total, cap_S: np.ndarray, rough_S: np.ndarray) -> np.ndarra
     if len(free) == 0:
         return fine_S if abs(fine_S.sum() - 1) < 1e-12 else rough_S
     fine_S[free] += (1 - fine_S.sum()) / len(free)
-    plane_FF = sum_zero(len(free))
     for _ in range(POLISHING if len(free) > 1 else 0):
-        slope_F = plane_FF.T @ total.slope(fine_S)[free]
-        curve_FF = plane_FF.T @ total.curvature(fine_S)[np.ix_(free, free)] @ plane_FF
-        move_F = plane_FF @ np.linalg.lstsq(curve_FF, -slope_F, rcond=1e-11)[0]
+        root_V = np.sqrt(total.grown(fine_S))
+        move_F = np.linalg.lstsq(total.bend(fine_S, free), -root_V, rcond=3e-6)[0]
         fine_S[free] += move_F
         if not np.isfinite(total.loss(fine_S)):  # a step far too long overflows
             return rough_S
@@ -264,11 +260,8 @@ def flat_directions(total: Total, weight_S: np.ndarray, cap_S: np.ndarray) -> np
     free = np.flatnonzero((weight_S > 1e-9) & (weight_S < cap_S - 1e-9))
     if len(free) < 2 or total.kl:  # a KL term is strictly convex
         return np.zeros((0, len(weight_S)))
-    plane_FF = sum_zero(len(free))
-    bend_V1 = np.sqrt(total.grown(weight_S))[:, None]
-    _, size_K, right_KF = np.linalg.svd(bend_V1 * total.along_VS[:, free] @ plane_FF)
-    curve_F = np.zeros(len(free) - 1)
-    curve_F[: len(size_K)] = np.square(size_K)
-    flat_FS = np.zeros((int((curve_F / 2 < FLAT).sum()), len(weight_S)))
-    flat_FS[:, free] = right_KF[curve_F / 2 < FLAT] @ plane_FF.T
-    return flat_FS
+    # the last row keeps the direction in which the sum changes from being flat
+    rows = np.vstack([total.bend(weight_S, free), np.ones(len(free))])
+    _, size_K, right_FF = np.linalg.svd(rows)
+    size_F = np.pad(size_K, (0, len(free) - len(size_K)))
+    return np.asarray(right_FF[size_F**2 / 2 < FLAT] @ np.eye(len(weight_S))[free])

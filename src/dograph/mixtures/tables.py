@@ -263,7 +263,8 @@ class TableFile:
             raise self._error(f"{what}; name the mixtures first, then the losses")
         unnamed = {0} if _UNNAMED.fullmatch(header[0]) else set()
         if is_long:
-            others = [name for name in header if name not in (*LONG[self.kind], *POINT)]
+            used = (*LONG[self.kind], *self.point.values())
+            others = [name for name in header if name not in used]
             if unused := [name for name in others if not _UNNAMED.fullmatch(name)]:
                 self.notes.append(f"{self.path}: not used: {', '.join(unused)}")
             return header.index("run"), {}
