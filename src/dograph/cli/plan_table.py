@@ -43,6 +43,7 @@ class RegMixTable(TableOptions):
 class MixingLawTable(TableOptions):
     owner: ClassVar[str] = "mixing-law with a table"
     delta: float = Field(DELTA, gt=0)  # nats: where Huber's loss of the fit turns linear
+    latent: int = Field(1, ge=1)  # validation sets behind each target: above 1, the implicit form
     # With losses at several of them: those of the run to plan for.
     tokens: float | None = Field(None, gt=0)
     parameters: float | None = Field(None, gt=0)  # without embeddings
@@ -103,7 +104,9 @@ def plan_from_table(
             )
     tokens = {} if corpus is None else corpus.tokens_by_source()
     caps = _caps(options, run, {name: n for name, n in tokens.items() if name in table.sources})
-    how = options.model_dump(include={"surrogate", "top", "delta", "kl"}, exclude_none=True)
+    how = options.model_dump(
+        include={"surrogate", "top", "delta", "latent", "kl"}, exclude_none=True
+    )
     used: dict[str, Any] = {"tables": [str(file) for file in files], "target": options.target}
     used |= {"caps": caps} | how | at
     if getattr(options, "reuse", None) is not None:
