@@ -173,10 +173,8 @@ def _with_prior(total: Total, cap_S: np.ndarray) -> np.ndarray:
 def gap(total: Total, weight_S: np.ndarray, cap_S: np.ndarray) -> float:
     """Upper bound on loss - minimum, by convexity: slope . (r - best corner)."""
     slope_S = total.slope(weight_S)
-    corner_S, left = np.zeros(len(cap_S)), 1.0
-    for source in np.argsort(slope_S, kind="stable"):
-        corner_S[source] = min(cap_S[source], left)
-        left -= corner_S[source]
+    corner_S, order_S = np.zeros(len(cap_S)), np.argsort(slope_S, kind="stable")
+    corner_S[order_S] = np.diff(np.minimum(np.cumsum(cap_S[order_S]), 1.0), prepend=0.0)
     return max(float(slope_S @ (weight_S - corner_S)), 0.0)
 
 

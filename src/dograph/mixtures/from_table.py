@@ -109,8 +109,6 @@ def propose_from_table(
         findings["simulation"] = simulation
     else:
         weight_S, findings["optimum"] = _optimum(rows, objective, kl)
-    if table.nested:
-        findings["nested"] = dict(table.nested)
     findings["predicted"] = _predicted(rows, objective, weight_S)
     findings["support"] = _support(rows, choice, weight_S)
     if test_table is not None:
@@ -295,6 +293,7 @@ def _findings(
         },
         "in_sample": Judged(score(fitted_N, rows.loss_N), by_target).as_json(),
         "notes": rows.notes,
+        **({"nested": dict(rows.table.nested)} if rows.table.nested else {}),
     }
 
 

@@ -166,7 +166,7 @@ class ImplicitLaw:
     laws: tuple[ExponentialLaw, ...]  # of equal c
 
     def predict(self, weight_NS: np.ndarray) -> np.ndarray:
-        return np.mean([law.predict(weight_NS) for law in self.laws], axis=0)
+        return np.asarray(np.mean([law.predict(weight_NS) for law in self.laws], axis=0))
 
 
 class ExponentialFit:
@@ -214,12 +214,11 @@ class ExponentialFit:
         right_BK = (weight_BN * np.log(each_BN)) @ line_NK
         theta_BK = np.linalg.solve(gram_BKK, right_BK[:, :, None])[:, :, 0]
         c_B = np.maximum(np.repeat(c_C, len(weight_RN)), self.low_P[0])
-        if self.latent == 1:
-            return np.column_stack([c_B, theta_BK])
-        apart_BLK = draws.normal(size=(len(c_B), self.latent, theta_BK.shape[1]))
-        apart_BLK = np.linalg.norm(theta_BK[:, 1:], axis=1)[:, None, None] * apart_BLK
+        length_B = (self.latent > 1) * np.linalg.norm(theta_BK[:, 1:], axis=1)
         theta_BK[:, 0] -= np.log(self.latent)
-        return np.column_stack([c_B, (theta_BK[:, None] + apart_BLK).reshape(len(c_B), -1)])
+        apart_BLK = draws.normal(size=(len(c_B), self.latent, theta_BK.shape[1]))
+        set_BLK = theta_BK[:, None] + length_B[:, None, None] * apart_BLK
+        return np.column_stack([c_B, set_BLK.reshape(len(c_B), -1)])
 
     def sets(self, point_BP: np.ndarray) -> np.ndarray:
         """(log q, theta_K) of each latent set, (..., L, 1 + K)."""

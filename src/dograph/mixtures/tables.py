@@ -306,14 +306,13 @@ def read_table(mixtures: Path, losses: Path, **target: float | None) -> MixtureT
     """
     weights, measured = TableFile(Path(mixtures), "mixtures"), TableFile(Path(losses), "losses")
     notes, nested = [*weights.notes, *measured.notes], dict[str, Any]()
-    for name in POINT:
-        if (target.get(name) is not None) != (name in measured.point.values()):
-            have = "has no column" if target.get(name) else "has a column"
-            raise ConfigError(
-                f"{measured.path} {have} {name!r} of each loss, and mixer.{name} (those of the run "
-                f"to plan for) is {target.get(name)}: give both, or neither"
-            )
-    if measured.point:
+    columns, given = list(measured.point.values()), [n for n in POINT if target.get(n)]
+    if sorted(columns) != sorted(given):
+        raise ConfigError(
+            f"{measured.path} has columns {columns} of each loss, and mixer has {given} of the run "
+            f"to plan for: give both or neither of {POINT}"
+        )
+    if columns:
         curves = measured.curves()
         size, tokens = (target.get(name) or 1.0 for name in ("parameters", "tokens"))
         reached, nested = nest(curves, size=size, tokens=tokens)
