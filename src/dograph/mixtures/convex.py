@@ -17,7 +17,7 @@ import numpy as np
 from dograph.errors import ConfigError
 from dograph.mixtures.mixing_laws import ExponentialLaw
 
-ITERATIONS = 100  # of Newton's method for each kl, which needs 5 to 20 and the rest for rounding
+ITERATIONS = 100  # of Newton's method for each kl, which needs 5 to 20; the rest is rounding
 POLISHING = 20  # Newton steps on the sources that are not at a bound
 TINY_KL = 1e-9  # of the laws' slopes: what is near the minimum without a KL term
 TO_BOUNDARY = 0.99
@@ -241,12 +241,13 @@ def find_optimum(
                 tiny_kl = least
                 weight_S = _with_prior(Total(laws, share_V, tiny_kl, all_S), cap_S)
             weight_S = _polished(total, cap_S, weight_S)
-    return Optimum(
-        weight_S=weight_S,
-        loss=total.loss(weight_S),
-        gap=gap(total, weight_S, cap_S),
-        flat_FS=flat_directions(total, weight_S, cap_S),
-    )
+    loss, above = total.loss(weight_S), gap(total, weight_S, cap_S)
+    if above > 1e-6 * (1 + abs(loss)):  # seen with slopes of 30 and more
+        raise ConfigError(
+            f"the laws are too steep to minimize: the mixture found may be {above:.3g} nats above "
+            f"the best; slopes differ by up to {np.ptp(total.t_VS):.3g}: set caps, or add runs"
+        )
+    return Optimum(weight_S, loss, above, flat_directions(total, weight_S, cap_S))
 
 
 def flat_directions(total: Total, weight_S: np.ndarray, cap_S: np.ndarray) -> np.ndarray:

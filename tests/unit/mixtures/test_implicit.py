@@ -35,8 +35,9 @@ def excess(laws, share_V, weight_S):
     return weighted_value(laws, share_V, weight_S) - find_optimum(laws, share_V).loss
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.005])
-@pytest.mark.parametrize(("seed", "sets"), [(0, 2), (1, 2), (2, 3), (3, 3)])
+@pytest.mark.parametrize(
+    ("seed", "sets", "noise"), [(0, 2, 0.0), (1, 2, 0.005), (2, 3, 0.0), (3, 3, 0.005)]
+)
 def test_hidden_sets_are_found_and_their_best_mixture(seed, sets, noise):
     weight_NS, loss_N, laws, share_V = hidden(seed, sets, noise=noise)
     implicit = fit_exponential(weight_NS, loss_N, latent=sets)
