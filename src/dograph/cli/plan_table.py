@@ -43,6 +43,10 @@ class RegMixTable(TableOptions):
 class MixingLawTable(TableOptions):
     owner: ClassVar[str] = "mixing-law with a table"
     delta: float = Field(DELTA, gt=0)  # nats: where Huber's loss of the fit turns linear
+    latent: int = Field(1, ge=1)  # validation sets behind each target: above 1, the implicit form
+    # With losses at several of them: those of the run to plan for.
+    tokens: float | None = Field(None, gt=0)
+    parameters: float | None = Field(None, gt=0)  # without embeddings
 
 
 class OlmixTable(TableOptions):
@@ -86,7 +90,8 @@ def plan_from_table(
     described = [setting for setting in settings if setting not in own]
     given = merge({}, *map(parse_override, own)).get("mixer", {})
     options: Any = TABLE_METHODS[method](**given)
-    table = read_table(*files)
+    at = options.model_dump(include={"tokens", "parameters"}, exclude_none=True)
+    table = read_table(*files, **at)
     test = read_table(*test_files) if test_files else None
     run = corpus = None
     if described:  # optional: the run gives the natural mixture, and how often sources are read
@@ -99,9 +104,11 @@ def plan_from_table(
             )
     tokens = {} if corpus is None else corpus.tokens_by_source()
     caps = _caps(options, run, {name: n for name, n in tokens.items() if name in table.sources})
-    how = options.model_dump(include={"surrogate", "top", "delta", "kl"}, exclude_none=True)
+    how = options.model_dump(
+        include={"surrogate", "top", "delta", "latent", "kl"}, exclude_none=True
+    )
     used: dict[str, Any] = {"tables": [str(file) for file in files], "target": options.target}
-    used |= {"caps": caps} | how
+    used |= {"caps": caps} | how | at
     if getattr(options, "reuse", None) is not None:
         used |= {"reuse": options.reuse, "unchanged": options.unchanged}
         earlier = find_mixture(options.reuse)[0].weights

@@ -310,10 +310,7 @@ def spaced_blocks(
 
 def equal_shares(have: Mapping[str, int], total: int) -> dict[str, int]:
     """`total` divided equally, none getting more than it has; remainders go to the first ones."""
-    take = dict.fromkeys(have, 0)
-    while left := min(total, sum(have.values())) - sum(take.values()):
-        unfilled = [name for name in have if take[name] < have[name]]
-        each = left // len(unfilled)
-        for name in unfilled if each else unfilled[:left]:
-            take[name] += min(max(each, 1), have[name] - take[name])
-    return take
+    places = enumerate(have.values())
+    rounds = sorted((n, place) for place, most in places for n in range(min(most, total)))
+    taken = Counter(place for _, place in rounds[:total])
+    return {name: taken[place] for place, name in enumerate(have)}

@@ -408,7 +408,4 @@ def write_document_index(path: Path, blocks: Iterable[np.ndarray], num_documents
     with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for block in blocks:
-            documents = np.empty(len(block), DOCUMENT_DTYPE)
-            for name in DOCUMENT_DTYPE.names or ():
-                documents[name] = block[name]
-            file.write(documents.tobytes())
+            file.write(block[list(DOCUMENT_DTYPE.names or ())].astype(DOCUMENT_DTYPE).tobytes())

@@ -50,10 +50,9 @@ class SweepOptions(Options):
         `max_usage` times its natural share, so that the plan stays within the range of the proxies,
         and at most `max_epochs` times its tokens over the run.
         """
-        total = sum(lab.tokens.values())
-        usage = {name: min(1.0, self.max_usage * n / total) for name, n in lab.tokens.items()}
-        epochs = epoch_caps(lab, self.max_epochs)
-        return {name: min(cap, epochs[name]) for name, cap in usage.items()}
+        total, epochs = sum(lab.tokens.values()), epoch_caps(lab, self.max_epochs)
+        usage = {name: self.max_usage * n / total for name, n in lab.tokens.items()}
+        return {name: min(usage[name], epochs[name]) for name in usage}
 
 
 def epoch_caps(lab: Lab, max_epochs: float | None) -> dict[str, float]:

@@ -64,13 +64,14 @@ def fit_power_laws(
         if not (finite and np.min(x_X, initial=1) > 0):
             raise ConfigError(f"curve {index} has an x or a loss that is not a positive number")
         if points_J[index] < 2:
-            raise ConfigError(f"curve {index} has {points_J[index]} different x; at least 2 needed")
-    for group in number.values() if alpha is None else ():
+            what = f"curve {index} has {points_J[index]} different x; at least 2 needed"
+            raise ConfigError(f"{what} (curves of {labels[index]})")
+    for label, group in number.items() if alpha is None else ():
         members, points = (group_of_J == group).sum(), points_J[group_of_J == group].sum()
         if points < 2 * members + 1:
             raise ConfigError(
                 f"{points} points on {members} curve(s) cannot fix {2 * members + 1} parameters "
-                "(c and x0 for each curve, one alpha): add a point, or fix alpha"
+                f"(c and x0 for each curve, one alpha) of {label}: add a point, or fix alpha"
             )
     problem = _Problem(curves, delta)
     alpha_J = np.full(len(curves), alpha) if alpha else _best_alpha(problem, group_of_J)
@@ -220,21 +221,26 @@ def fit_step_laws(
     The last points of each curve are predicted by laws fitted without them: a fifth of the
     shortest curve, at most 5 (the authors hold out 5 to choose among 5500 random starts).
     """
-    sorted_J = []  # by tokens, so that the last points are the latest
-    for x_X, loss_X in curves:
-        order_X = x_X.argsort(kind="stable")
-        sorted_J.append(LossCurve(x_X[order_X], loss_X[order_X]))
-    laws = fit_power_laws(sorted_J, delta=STEP_DELTA, group_J=group_J)
-    in_sample = mean_error(laws, sorted_J)
-    shortest = min(len(curve.x_X) for curve in sorted_J)
+    laws = fit_power_laws(curves, delta=STEP_DELTA, group_J=group_J)
+    in_sample = mean_error(laws, curves)
+    shortest = min(len(curve.x_X) for curve in curves)
     late = min(MOST_HELD_OUT, shortest // 5)
     if not late:
         note = f"curves of {shortest} points: too short for a held-out error"
         return CurveLaws(laws, in_sample, None, (note,))
-    early_J = [LossCurve(x_X[:-late], loss_X[:-late]) for x_X, loss_X in sorted_J]
-    late_J = [LossCurve(x_X[-late:], loss_X[-late:]) for x_X, loss_X in sorted_J]
-    early_laws = fit_power_laws(early_J, delta=STEP_DELTA, group_J=group_J)
-    return CurveLaws(laws, in_sample, mean_error(early_laws, late_J))
+    rank_J = [x_X.argsort(kind="stable").argsort() for x_X, _ in curves]  # by tokens
+    late_J = [rank_X >= len(rank_X) - late for rank_X in rank_J]
+    held_out = _held_out(curves, late_J, delta=STEP_DELTA, group_J=group_J)
+    return CurveLaws(laws, in_sample, held_out)
+
+
+def _held_out(curves: Sequence[LossCurve], late_J: Sequence[np.ndarray], **how: Any) -> float:
+    """Mean error on the late points of all curves, by laws fitted without them."""
+    early, late = [], []
+    for (x_X, loss_X), late_X in zip(curves, late_J, strict=True):
+        early.append(LossCurve(x_X[~late_X], loss_X[~late_X]))
+        late.append(LossCurve(x_X[late_X], loss_X[late_X]))
+    return mean_error(fit_power_laws(early, **how), late)
 
 
 def fit_size_laws(curves: Sequence[LossCurve]) -> CurveLaws:
@@ -252,22 +258,18 @@ def fit_size_laws(curves: Sequence[LossCurve]) -> CurveLaws:
         )
     laws = fit_power_laws(curves, delta=SIZE_DELTA)
     in_sample = mean_error(laws, curves)
-    small, large = [], []
-    for x_X, loss_X in curves:
-        below_X = x_X < size_X[-1]
-        if len(np.unique(x_X[below_X])) >= 2 and not below_X.all():
-            small.append(LossCurve(x_X[below_X], loss_X[below_X]))
-            large.append(LossCurve(x_X[~below_X], loss_X[~below_X]))
-    if not small:
+    large_J = [x_X == size_X[-1] for x_X, _ in curves]
+    both = zip(curves, large_J, strict=True)
+    known = [(c, at_X) for c, at_X in both if at_X.any() and len(np.unique(c.x_X[~at_X])) >= 2]
+    if not known:
         note = "no curve has the largest size and two smaller ones: no held-out error"
         return CurveLaws(laws, in_sample, None, (note,))
-    alpha: float | None = None
-    notes: tuple[str, ...] = ()
+    alpha, notes = None, []
     if len(size_X) == 3:
         alpha = laws[0].alpha
-        notes = ("the held-out error is optimistic: alpha has seen the largest of three sizes",)
-    small_laws = fit_power_laws(small, delta=SIZE_DELTA, alpha=alpha)
-    return CurveLaws(laws, in_sample, mean_error(small_laws, large), notes)
+        notes = ["the held-out error is optimistic: alpha has seen the largest of three sizes"]
+    held_out = _held_out(*zip(*known, strict=True), delta=SIZE_DELTA, alpha=alpha)
+    return CurveLaws(laws, in_sample, held_out, tuple(notes))
 
 
 Place = tuple[float, str, str]  # size, mixture, target
@@ -281,8 +283,8 @@ def nest(
     `curves` holds losses over tokens by (size, mixture, target). First a step law for each curve,
     alpha shared by the targets of one run (the authors' `valid`), gives the loss at `tokens`; then
     a size law for each mixture and target that were run at two sizes or more, alpha shared by all,
-    gives the loss at `size`. With runs of the target size only there is no size law. Sizes are
-    non-embedding parameters.
+    gives the loss at `size`. With runs of the target size only there is no size law, with losses at
+    the target's tokens only no step law. Sizes are non-embedding parameters.
 
     A loss is NaN where there are too few runs, and notes name these places. The findings have the
     mean absolute errors of both laws, in nats, in sample and on left-out points. Neither is the
@@ -292,12 +294,15 @@ def nest(
         raise ConfigError("no curves to nest; give losses over tokens by size, mixture and target")
     if not (size > 0 and tokens > 0):
         raise ConfigError(f"the target is {size:g} parameters and {tokens:g} tokens; give both")
-    steps = fit_step_laws(list(curves.values()), [place[:2] for place in curves])
+    steps, sizes, notes = None, None, tuple[str, ...]()
+    at_tokens = [float(curve.loss_X[-1]) for curve in curves.values()]
+    if any((curve.x_X != tokens).any() for curve in curves.values()):
+        steps = fit_step_laws(list(curves.values()), [place[:2] for place in curves])
+        at_tokens, notes = [float(law.predict(tokens)) for law in steps.laws], steps.notes
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for (own, mixture, target), law in zip(curves, steps.laws, strict=True):
-        points.setdefault((mixture, target), []).append((own, float(law.predict(tokens))))
+    for (own, mixture, target), loss in zip(curves, at_tokens, strict=True):
+        points.setdefault((mixture, target), []).append((own, loss))
     tried = sorted({own for own, _, _ in curves})
-    notes, sizes = steps.notes, None
     if tried == [size]:
         reached = {pair: loss for pair, [(_, loss)] in points.items()}
     else:
@@ -322,8 +327,8 @@ def nest(
     findings = {
         "parameters": size,
         "tokens": tokens,
-        "step_in_sample": steps.in_sample,
-        "step_held_out": steps.held_out,
+        "step_in_sample": steps.in_sample if steps else None,
+        "step_held_out": steps.held_out if steps else None,
         "size_in_sample": sizes.in_sample if sizes else None,
         "size_held_out": sizes.held_out if sizes else None,
         "notes": [*notes, *(f"{m} on {t}: too few sizes to predict from" for m, t in missing)],

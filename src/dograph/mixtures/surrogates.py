@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -30,8 +30,7 @@ class Fitted(Protocol):
         """Losses of mixtures, (N,), in the unit of the fitted losses."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trees:
+class Trees(NamedTuple):
     """A fitted ensemble."""
 
     booster: Any  # lightgbm.Booster
@@ -59,11 +58,7 @@ def fit_trees(weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0) -> Tr
         "num_threads": 1,
         "verbosity": -1,
     }
-    booster = lightgbm.Booster(settings, lightgbm.Dataset(weight_NS, label=loss_N, params=settings))
-    for _ in range(ROUNDS):
-        if booster.update():  # no further split is possible
-            break
-    return Trees(booster.free_dataset())
+    return Trees(lightgbm.train(settings, lightgbm.Dataset(weight_NS, loss_N), ROUNDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +166,7 @@ def correlation(left_N: np.ndarray, right_N: np.ndarray) -> float | None:
     finite = np.isfinite(left_N).all() and np.isfinite(right_N).all()
     if left_N.size < 2 or not finite or is_constant(left_N) or is_constant(right_N):
         return None
-    left_N, right_N = left_N - left_N.mean(), right_N - right_N.mean()
-    scale = float(np.linalg.norm(left_N) * np.linalg.norm(right_N))
-    return float(np.clip(left_N @ right_N / scale, -1, 1))
+    return float(np.corrcoef(left_N, right_N)[0, 1])
 
 
 def score(predicted_N: np.ndarray, loss_N: np.ndarray) -> Scores:

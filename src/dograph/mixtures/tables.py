@@ -1,6 +1,7 @@
 """MixtureTable: the mixtures that runs were trained on and the losses they reached.
 
 Files are read in three layouts, recognised by their headers, and written in our own long form.
+Losses at several numbers of tokens or sizes of model become those at the plan's target (`nest`).
 
 Shapes: N runs, S sources, V targets, K names (sources or targets).
 """
@@ -12,12 +13,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from dograph.errors import ConfigError, CorpusError, listed
 from dograph.files import write_text
+from dograph.mixtures.power_laws import LossCurve, Place, nest
 
 Kind = Literal["mixtures", "losses"]
 ROUNDING = 1e-2  # how far the weights of a run in a file may be from a sum of 1
@@ -48,6 +50,8 @@ LONG: dict[Kind, tuple[str, str, str]] = {
     "losses": ("run", "target", "loss"),
 }
 LABELS = ("run", "run_id", "name", "index")  # columns that name a run in Olmix's layout
+# Columns of a file of losses that say where a loss was measured, in any layout.
+POINT = ("tokens", "parameters")
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class MixtureTable:
     loss_NV: np.ndarray
     notes: list[str] = field(default_factory=list)  # what a reader of the table should know
     aliases: Mapping[str, str] = field(default_factory=dict)  # other names that users may give
+    nested: Mapping[str, Any] = field(default_factory=dict)  # findings, if losses are predicted
 
     def __post_init__(self) -> None:
         for what, names in (("source", self.sources), ("target", self.targets), ("run", self.runs)):
@@ -142,9 +147,12 @@ class TableFile:
         self.notes: list[str] = []
         self.aliases: dict[str, str] = {}
         self.header, rows = self._read()
+        is_point = POINT if kind == "losses" else ()
+        self.point = {c: name for c, name in enumerate(self.header) if name in is_point}
         run_at, columns = self._layout()
-        line_of: dict[tuple[str, str], int] = {}
-        values: dict[tuple[str, str], float] = {}
+        line_of: dict[tuple[Any, ...], int] = {}
+        # by run, name and, where they are given, tokens and parameters
+        self.values: dict[tuple[Any, ...], float] = {}
         for line, cells in rows:
             run, here = cells[run_at], columns
             if not run:
@@ -154,17 +162,30 @@ class TableFile:
                 here = {cells[name_at]: value_at}
                 if not cells[name_at]:
                     raise self._error("the cell is empty", line, name_at)
+            point = tuple(self._number(line, c, cells[c], most=math.inf) for c in self.point)
+            if not all(at > 0 for at in point):
+                raise self._error(f"a loss needs {' and '.join(self.point.values())} > 0", line)
             for name, column in here.items():
-                if (first := line_of.setdefault((run, name), line)) != line:
+                if (first := line_of.setdefault((run, name, *point), line)) != line:
                     twice = f'run "{run}" has "{name}" twice, first in line {first}'
                     raise self._error(twice, line)
-                values[run, name] = self._number(line, column, cells[column])
-        self.runs = list(dict.fromkeys(run for run, _ in values))
-        self.names = list(dict.fromkeys(name for _, name in values))
+                self.values[run, name, *point] = self._number(line, column, cells[column])
+        self.runs = list(dict.fromkeys(run for run, *_ in self.values))
+        self.names = list(dict.fromkeys(name for _, name, *_ in self.values))
         absent = 0.0 if kind == "mixtures" else math.nan
         self.value_NK = np.array(
-            [[values.get((run, name), absent) for name in self.names] for run in self.runs]
+            [[self.values.get((run, name), absent) for name in self.names] for run in self.runs]
         )
+
+    def curves(self) -> dict[Place, LossCurve]:
+        """Losses over tokens by size, run and target; a file without sizes or tokens has 1."""
+        points: dict[Place, list[tuple[float, float]]] = {}
+        for (run, name, *at), loss in self.values.items():
+            where = dict(zip(self.point.values(), at, strict=True))
+            if not math.isnan(loss):
+                place = (where.get("parameters", 1.0), run, name)
+                points.setdefault(place, []).append((where.get("tokens", 1.0), loss))
+        return {place: LossCurve(*np.array(sorted(own)).T) for place, own in points.items()}
 
     def _error(self, what: str, line: int | None = None, column: int | None = None) -> CorpusError:
         """What is wrong, and where."""
@@ -210,7 +231,7 @@ class TableFile:
                 raise self._error(f'columns {first + 1} and {number + 1} are both called "{name}"')
         return header, rows
 
-    def _number(self, line: int, column: int, text: str) -> float:
+    def _number(self, line: int, column: int, text: str, most: float = LARGEST) -> float:
         """A cell as a number. A loss may be missing (NaN); a weight may not, nor be negative."""
         weight = self.kind == "mixtures"
         if text.casefold() in MISSING:
@@ -222,12 +243,10 @@ class TableFile:
             value = math.nan if "_" in text else float(text)
         except ValueError:
             value = math.nan
-        if not abs(value) < LARGEST:
+        if not abs(value) < most:
             hint = "" if weight else "; leave the cell of a missing loss empty"
             hint = "; write a share: 0.5, not 50%" if text.endswith("%") else hint
-            raise self._error(
-                f'"{text}" is not a finite number below {LARGEST:g}{hint}', line, column
-            )
+            raise self._error(f'"{text}" is not a finite number below {most:g}{hint}', line, column)
         if weight and value < 0:
             raise self._error(f"the weight is {text}; weights are >= 0", line, column)
         return value
@@ -244,7 +263,8 @@ class TableFile:
             raise self._error(f"{what}; name the mixtures first, then the losses")
         unnamed = {0} if _UNNAMED.fullmatch(header[0]) else set()
         if is_long:
-            others = [name for name in header if name not in LONG[self.kind]]
+            used = (*LONG[self.kind], *self.point.values())
+            others = [name for name in header if name not in used]
             if unused := [name for name in others if not _UNNAMED.fullmatch(name)]:
                 self.notes.append(f"{self.path}: not used: {', '.join(unused)}")
             return header.index("run"), {}
@@ -262,7 +282,7 @@ class TableFile:
                 f"no column says which run a line is about; its header starts with: {start}\n"
                 f"Three layouts are read (first line: mixtures, second: losses):\n{LAYOUTS}"
             )
-        columns = {c: column for c, column in enumerate(header) if c not in labels}
+        columns = {c: name for c, name in enumerate(header) if c not in labels | set(self.point)}
         if not columns:
             raise self._error(f"no column for any {LONG[self.kind][1]}, only {header}")
         split = "train_" if all(column.startswith("train_") for column in columns.values()) else ""
@@ -278,13 +298,29 @@ class TableFile:
         return run_at, named
 
 
-def read_table(mixtures: Path, losses: Path) -> MixtureTable:
+def read_table(mixtures: Path, losses: Path, **target: float | None) -> MixtureTable:
     """The table of two files: RegMix's pair, Olmix's pair or the long form, by their headers.
 
-    Runs are joined by name. `notes` say what was left out or changed.
+    Runs are joined by name. `notes` say what was left out or changed. `target` has the tokens and
+    the parameters of the run to plan for, where the losses are at several of them.
     """
     weights, measured = TableFile(Path(mixtures), "mixtures"), TableFile(Path(losses), "losses")
-    notes = [*weights.notes, *measured.notes]
+    notes, nested = [*weights.notes, *measured.notes], dict[str, Any]()
+    columns, given = list(measured.point.values()), [n for n in POINT if target.get(n)]
+    if sorted(columns) != sorted(given):
+        raise ConfigError(
+            f"{measured.path} has columns {columns} of each loss, and mixer has {given} of the run "
+            f"to plan for: give both or neither of {POINT}"
+        )
+    if columns:
+        curves = measured.curves()
+        size, tokens = (target.get(name) or 1.0 for name in ("parameters", "tokens"))
+        reached, nested = nest(curves, size=size, tokens=tokens)
+        measured.runs = list(dict.fromkeys(run for _, run, _ in curves))
+        measured.value_NK = np.array(
+            [[own.get(n, np.nan) for n in measured.names] for own in reached]
+        )
+        notes += nested["notes"]
     weight_NS = _normalised(weights, measured, notes)
     first = []
     for file in (weights, measured):
@@ -315,6 +351,7 @@ def read_table(mixtures: Path, losses: Path) -> MixtureTable:
         weight_NS[[weights.runs.index(run) for run in runs]],
         measured.value_NK[[measured.runs.index(run) for run in runs]],
         aliases={**weights.aliases, **measured.aliases},
+        nested=nested,
     )
     table.notes.extend([*notes, *table.remarks()])
     return table

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from dograph.errors import ConfigError
 from dograph.mixtures import convex
 from dograph.mixtures.convex import find_optimum
 from dograph.mixtures.mixing_laws import ExponentialLaw
@@ -212,3 +213,11 @@ def test_the_grid_against_a_plain_enumeration():
     np.testing.assert_array_equal(grid_optimum(laws, share_V, cap_S), by_hand)
     exact = find_optimum(laws, share_V, cap_S)
     assert exact.loss < weighted_value(laws, share_V, np.array(by_hand)) - 1e-4
+
+
+def test_laws_too_steep_to_minimize_are_refused(monkeypatch):
+    laws, share_V, _ = some_laws(4, 9, 6)
+    monkeypatch.setattr(convex, "ITERATIONS", 1)  # so that the search ends far from the minimum
+    monkeypatch.setattr(convex, "POLISHING", 0)
+    with pytest.raises(ConfigError, match=r"too steep to minimize: .* nats above the best"):
+        find_optimum(laws, share_V)
