@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from dograph.choices import EXPLICIT, GRAPH_HOLDING, SHARDABLE, TWO_SIDED, Accumulation, Kind, Mode
+from dograph.choices import GRAPH_HOLDING, Accumulation, Kind, Mode, mode_conflicts
 from dograph.errors import ConfigError, did_you_mean, either, shortened
 from dograph.files import load_yaml, package_text
 from dograph.renamed import REMOVED, with_new_names, with_new_settings
@@ -320,21 +320,6 @@ def require_compatible(config: RunConfig, mixer: MixerNeeds, processes: int = 1)
         raise ConfigError(
             f"sketch.accumulation=lagged with mixer.name={config.mixer.name}, which {why}; or use "
             "sketch.accumulation=two_sweeps, or keep (mode full)"
-        )
-
-
-def mode_conflicts(mode: Mode, kind: Kind, *, shards: bool, of: str = "") -> Iterator[str]:
-    """What a sketch mode cannot do; names of settings begin with `of`."""
-    if shards and mode not in SHARDABLE:  # only FSDP2 can fill `.grad` of a shard
-        yield (
-            f"{of}mode={mode} cannot fill the gradients of sharded parameters (train.shard=true, "
-            f"FSDP2); set {of}mode to {' or '.join(SHARDABLE)}, or use DDP (train.shard=false)"
-        )
-    if kind not in TWO_SIDED and mode not in EXPLICIT:
-        yield (
-            f"{of}projection={kind} needs per-sample gradients in full, which {of}mode={mode} does "
-            f"not hold; set {of}mode to {' or '.join(EXPLICIT)}, or {of}projection to "
-            f"{' or '.join(TWO_SIDED)}"
         )
 
 

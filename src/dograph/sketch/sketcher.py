@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch
 from torch.nn.parallel import DistributedDataParallel
 
-from dograph.choices import CUTTING, MODES, Kind, Mode
-from dograph.config import DEFAULT_DIM, Refresh, mode_conflicts
+from dograph.choices import CUTTING, MODES, Kind, Mode, mode_conflicts
+from dograph.config import DEFAULT_DIM, Refresh
 from dograph.errors import ConfigError, did_you_mean
 from dograph.sketch import gradients
 from dograph.sketch.check import CheckedRecord, reached_parameters
