@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from dograph.batch_sizes import ENDLESS, BatchSizes, Schedule
 from dograph.choices import GRAPH_HOLDING, Accumulation, Kind, Mode, mode_conflicts
 from dograph.errors import ConfigError, did_you_mean, either, shortened
 from dograph.files import load_yaml, package_text
@@ -168,8 +169,13 @@ class OptimConfig(Section):
 
 
 class TrainConfig(Section):
-    steps: int = setting(200, "optimizer steps", ge=1)
-    batch_size: int = setting(16, "samples of one step, over all ranks", ge=1)
+    steps: int = setting(200, "optimizer steps, each of reference_batch_size samples", ge=1)
+    batch_size: Schedule = setting(
+        16, "samples of one step, over all ranks; or by tokens: [[0, 12], [2e6, 24]]"
+    )
+    reference_batch_size: int | None = setting(
+        None, "size that steps, warm-up, lr and betas are for; null: that of a fixed batch", ge=1
+    )
     micro_batch_size: int | None = setting(None, "samples of a rank at once; null: its share", ge=1)
     dtype: Literal["float32", "bfloat16"] = setting("float32", "forward pass; weights: float32")
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...")
@@ -181,12 +187,9 @@ class TrainConfig(Section):
 
     @model_serializer(mode="wrap")
     def _dump(self, dump: Any) -> dict[str, Any]:
-        """Without `extended` if it is empty, so that the keys of stored runs stay the same."""
-        return {name: value for name, value in dump(self).items() if value != []}
-
-    def steps_at(self, step: int) -> int:
-        """The value of `steps` when the run made step `step`, counted from 0."""
-        return next((steps for until, steps in self.extended if step < until), self.steps)
+        """Without settings that few runs have, so that the keys of stored runs stay the same."""
+        rare = (("extended", []), ("reference_batch_size", None))
+        return {name: value for name, value in dump(self).items() if (name, value) not in rare}
 
     @property
     def half(self) -> bool:
@@ -236,13 +239,26 @@ class RunConfig(Section):
         return with_new_settings(values) if isinstance(values, Mapping) else values
 
     @property
-    def tokens_per_step(self) -> int:
-        return self.train.batch_size * self.data.seq_len
+    def batches(self) -> BatchSizes:
+        """The batch size of every step."""
+        return self.batches_at(ENDLESS)
+
+    def batches_at(self, step: int) -> BatchSizes:
+        """The same as it was planned when the run made step `step`, counted from 0."""
+        train = self.train
+        lengths = [own for own in train.extended if own[0] <= step]
+        now = next((steps for until, steps in train.extended if step < until), train.steps)
+        return BatchSizes(
+            train.batch_size,
+            seq_len=self.data.seq_len,
+            reference=train.reference_batch_size,
+            lengths=[*lengths, (ENDLESS, now)],
+        )
 
     @property
     def tokens(self) -> int:
         """Tokens that the run draws."""
-        return self.train.steps * self.tokens_per_step
+        return self.batches.samples * self.data.seq_len
 
     def warmup_over(self, steps: int) -> int:
         """Warm-up steps of the same run with another number of steps, in proportion."""
@@ -273,6 +289,12 @@ def conflicts(section: BaseModel) -> Iterator[str]:
                 f"sketch.accumulation=keep would hold every micro-batch's graph in mode {mode}; "
                 "use two_sweeps, lagged, or mode full"
             )
+        case TrainConfig(batch_size=[_, _, *_] as sizes, reference_batch_size=None):
+            yield (
+                "a schedule of train.batch_size needs train.reference_batch_size, the size that "
+                "train.steps, optim.warmup_steps, optim.lr and optim.betas are for, as in "
+                f"train.reference_batch_size={sizes[-1][1]}"
+            )
         case RunConfig(run=run, optim=optim, train=train):
             longest = max(len(part.encode(errors="replace")) for part in ("", *run.split("/")))
             if not run.strip() or "\0" in run or longest > MAX_NAME:
@@ -297,15 +319,16 @@ class MixerNeeds(Protocol):
 
 def require_compatible(config: RunConfig, mixer: MixerNeeds, processes: int = 1) -> None:
     """Refuse settings that do not work with the mixer, or with the number of processes."""
-    train, sketch = config.train, config.sketch
-    if train.batch_size < processes:
+    train, sketch, sizes = config.train, config.sketch, [x.size for x in config.batches.phases]
+    if min(sizes) < processes:  # perhaps of the last step, which has what is left of train.steps
         raise ConfigError(
-            f"train.batch_size={train.batch_size} samples cannot be shared by {processes} "
-            "processes; raise it or start fewer"
+            f"train.batch_size={train.batch_size} at train.steps={train.steps} has steps of "
+            f"{min(sizes)} samples, which cannot be shared by {processes} processes; raise it or "
+            "start fewer"
         )
     # FSDP2 gathers on all ranks at once, so all need the same number of micro-batches; larger
     # micro-batches can be divided evenly.
-    if train.shard and train.micro_batch_size == 1 and train.batch_size % processes:
+    if train.shard and train.micro_batch_size == 1 and any(size % processes for size in sizes):
         raise ConfigError(
             f"train.shard=true with train.micro_batch_size=1 and train.batch_size="
             f"{train.batch_size} on {processes} processes: some would have one micro-batch more "

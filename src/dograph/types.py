@@ -95,6 +95,8 @@ class Signals:
     block_norm_B: "Tensor | None" = None  # norm of the sketch's part from the blocks' matrices
     projection: int = 0  # first step of the sketches' projection
     lr: float | None = None  # learning rate of this step's update
+    # steps of the reference batch size before and after this step; None: step and step + 1
+    counted: tuple[float, float] | None = None
     vocab_size: int | None = None  # log(vocab_size) is the loss of a uniform prediction
 
 

@@ -63,7 +63,7 @@ class BenchOptions:
     @property
     def accumulates(self) -> Accumulation | None:
         """How gradients of several micro-batches are accumulated; None if there is only one."""
-        batch = self.run.train.batch_size
+        batch = self.run.batches.largest
         if (self.run.train.micro_batch_size or batch) >= batch:
             return None
         return self.accumulation or ("lagged" if self.recipe == "safe" else "two_sweeps")
@@ -85,7 +85,7 @@ class BenchOptions:
 
     def to_json(self) -> dict[str, Any]:
         run, train, sketch = self.run, self.run.train, self.run.sketch
-        values: dict[str, Any] = {"model": run.model.preset, "batch": train.batch_size}
+        values: dict[str, Any] = {"model": run.model.preset, "batch": run.batches.largest}
         values |= {"seq_len": run.data.seq_len, "vocab_size": self.vocab_size}
         values |= {"dtype": train.dtype, "compile": train.compile}
         values |= {"micro_batch": train.micro_batch_size, "accumulation": self.accumulation}
@@ -123,6 +123,8 @@ def resolve_options(
     if config is None:
         usual = (*(_ON_GPU if on_gpu else _ON_CPU), "mixer.name=dograph", "mixer.recipe=paper")
     run = resolve_config(config, [*usual, *settings, *_FIXED])
+    largest = {"batch_size": run.batches.largest, "reference_batch_size": None}  # of a schedule
+    run = run.model_copy(update={"train": run.train.model_copy(update=largest)})
     model = run.model.preset or ""
     if model not in PRESETS:
         raise ConfigError(f'model.preset="{model}": {did_you_mean(model, PRESETS)}')
@@ -151,7 +153,7 @@ def _random_batch(options: BenchOptions, number: int, *, pin: bool) -> Batch:
     """Tokens with the frequencies of words, p ~ 1 / (rank + 2.7), so that embedding rows repeat."""
     draw = stream(options.run.seed, "bench tokens", number)
     share_V = 1 / (np.arange(options.vocab_size) + 2.7)
-    shape = num, _ = options.run.train.batch_size, options.run.data.seq_len
+    shape = num, _ = options.run.batches.largest, options.run.data.seq_len
     drawn_BT = draw.choice(options.vocab_size, size=shape, p=share_V / share_V.sum())
     token_BT, source_B = torch.from_numpy(drawn_BT), torch.zeros(num, dtype=torch.int64)
     if pin:

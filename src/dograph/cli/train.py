@@ -5,7 +5,7 @@ import signal
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dograph.cli import console
 from dograph.cli.console import argument, ensured, option, print_table, say, warn
@@ -68,7 +68,7 @@ def train(
     is_main = os.environ.get("RANK", "0") == "0"
     if is_main and not print_config:
         what = f"forecast of {config.run}" if dry_run else config.run
-        steps = "resuming" if resume else f"{config.train.steps} steps"
+        steps = "resuming" if resume else f"{config.batches.steps} steps"
         say(f"{what}: {steps} on {config.data.corpus}, mixer {config.mixer.name}; loading")
     is_new = not (resume or fork or print_config or dry_run)
     with RunDirectory(Path(config.run)).loading() if is_main and is_new else nullcontext():
@@ -150,11 +150,30 @@ def _forked(fork: Path, at: int | None, settings: list[str]) -> tuple["RunConfig
         raise ConfigError(
             "a fork has the weights of its parent: of model.*, only dropout may differ"
         )
-    train = with_steps(old.train, config.train.steps, step)
-    if train.steps <= step:
+    changes = {"extended": with_steps(old, config.train.steps, step).extended}
+    changes |= _forked_sizes(old, config, step)
+    config = config.model_copy(update={"train": config.train.model_copy(update=changes)})
+    if config.batches.steps <= step:
         raise ConfigError(f"{fork} ends after step {step}; give the fork more: train.steps=N")
-    train = config.train.model_copy(update={"extended": train.extended})
-    return config.model_copy(update={"train": train}), (parent, step, settings)
+    return config, (parent, step, settings)
+
+
+def _forked_sizes(old: "RunConfig", new: "RunConfig", step: int) -> dict[str, Any]:
+    """The schedule of a fork with other batch sizes: until `step` that of its parent."""
+    from dograph.batch_sizes import forked
+
+    sizes, reference = (old.train.batch_size, new.train.batch_size), old.batches.reference
+    given = (old.train.reference_batch_size, new.train.reference_batch_size)
+    if all(isinstance(own, int) for own in sizes) and given == (None, None):
+        return {}  # both have fixed sizes
+    if new.batches.reference != reference or new.data.seq_len != old.data.seq_len:
+        raise ConfigError(
+            "a fork with a schedule of batch sizes counts the tokens of its parent, so it has its "
+            f"data.seq_len={old.data.seq_len} and train.reference_batch_size={reference}; set these"
+        )
+    if sizes[0] == sizes[1]:
+        return {}
+    return {"batch_size": forked(*sizes, old.batches.drawn(step) * old.data.seq_len)}
 
 
 def _run(
@@ -187,7 +206,7 @@ def _run(
             warn(trainer.warnings)
             warn(f"{edit.given}: {note}" for edit in edits for note in edit.notes)
             warn(start_warnings(config, trainer.corpus, trainer.state.sampler, trainer.state.mixer))
-        if trainer.done >= config.train.steps:
+        if trainer.is_over:
             say(f"{run.path} is complete: {trainer.done} steps")
         try:
             number = trainer.train()

@@ -90,7 +90,7 @@ def describe_domains(
         labels = probe.label_N.tolist()
         near = {j: [blocks[n] for n in own] for j, own in probe.nearest.items()}
     if domains_last(config):
-        size, made = config.train.batch_size, read_steps(run.samples_file)
+        size, made = config.batches.largest, read_steps(run.samples_file)
         known = (one for _, one in made if step is None or one <= step)
         steps = deque(known, maxlen=max(1, RECENT // size))
         samples = labelled_samples(run, corpus, steps)[:: max(1, size // RECENT)]
@@ -112,7 +112,8 @@ def labelled_samples(
     except (DographError, OSError):  # what was drawn is not known
         return []
     for step, row in sorted(labels_of_steps(run, steps).items()):
-        ids, weights = sampler.draw(step - 1), row["weight"] or [1.0] * sampler.batch_size
+        ids = sampler.draw(step - 1)
+        weights = row["weight"] or [1.0] * len(ids)
         for i, domain in enumerate(row["domain"] or []):
             stratum, index = corpus.train[int(ids.stratum_B[i])], int(ids.block_B[i])
             block = Block(0, stratum, index, config.data.seq_len)

@@ -88,7 +88,7 @@ def _explanation(
     while f"domains/{(number := len(domains))}/mean_norm" in row:
         values = {name: row[f"domains/{number}/{name}"] for name in quantities}
         domains.append({"domain": number, **values})
-    name, size = config.mixer.name, config.train.batch_size
+    name, size = config.mixer.name, config.batches.size(step - 1)
     if domains or run.graph_file.is_file():  # written for every mixer that has domains
         reasons = build_mixer(name, config.mixer.options).explain(row, step, config)
     elif abs((effective := row[IN_WHOLE_ROWS]) - size) < 1e-3:
@@ -111,9 +111,10 @@ def labels_of_steps(
     run: RunDirectory, steps: Collection[int], skipped: Skipped | None = None
 ) -> dict[int, dict[str, Any]]:
     """The lines of some steps in samples.jsonl; no other line is parsed."""
-    size = run.config().train.batch_size
+    batches = run.config().batches
 
     def parse(values: dict[str, Any]) -> dict[str, Any]:
+        size = batches.size(checked_step(values) - 1)
         for own in (values["weight"], values["domain"]):
             if own is not None and (len(own) != size or not math.isfinite(sum(own, 0.0))):
                 raise ValueError(f"not {size} weights and domains")

@@ -25,7 +25,7 @@ WARM_UP = 5  # steps that mean times leave out: compilation, first allocations
 PARTS = ("forward", "forward_backward", "sketch", "weigh", "backward", "deferred", "update")
 
 LOSS = "/loss_nats"  # how columns of losses end
-UNSMOOTHED = ("optim/lr", "time/tokens_per_second")
+UNSMOOTHED = ("optim/lr", "train/batch_size", "time/tokens_per_second")
 RESIDUAL = "weights/solver_residual"  # on a logarithmic axis
 UNSOLVED = 1e-3  # above this residual, weights are not a solution of the objective
 HEALTH = {  # title and explanation of each chart
@@ -96,7 +96,7 @@ class RunData:
 
     @property
     def is_complete(self) -> bool:
-        return self.steps >= self.config.train.steps
+        return self.steps >= self.config.batches.steps
 
     @property
     def command(self) -> str:
@@ -142,7 +142,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
 def warnings_of(run: OpenRun) -> list[str]:
     """What a reader should know before trusting the numbers, one line each."""
     warnings, columns = list[str](), run.columns
-    steps, most = run.config.train.steps, run.config.data.warn_epochs
+    steps, most = run.config.batches.steps, run.config.data.warn_epochs
     if stopped := sorted(path.stem for path in run.path.glob("nonfinite-step-*.json")):
         warnings.append(f"a loss was not finite: {', '.join(stopped)}; files: see docs/runs.md")
     if columns.last_step < steps:
@@ -249,7 +249,7 @@ def cost_of(run: OpenRun) -> StepCosts:
 
 
 def _facts(run: OpenRun, cost: StepCosts) -> dict[str, str]:
-    config, train = run.config, run.config.train
+    config, train, made = run.config, run.config.train, run.columns.last_step
     environment = read_record(run.path / ENVIRONMENT, _environment, run.skipped) or {}
     options = ", ".join(f"{k}={json.dumps(v)}" for k, v in config.mixer.options.items())
     devices = environment.get("gpus") or [f"CPU, {environment.get('torch_threads', '?')} threads"]
@@ -260,9 +260,9 @@ def _facts(run: OpenRun, cost: StepCosts) -> dict[str, str]:
         "corpus": config.data.corpus,
         "mixer": config.mixer.name + (f" ({options})" if options else ""),
         "seed": str(config.seed),
-        "steps": f"{run.columns.last_step:,} of {train.steps:,}",
-        "batch": f"{train.batch_size} samples of {config.data.seq_len} tokens, {train.dtype}",
-        "tokens": f"{run.columns.last_step * config.tokens_per_step:,}",
+        "steps": f"{made:,} of {config.batches.steps:,}",
+        "batch": f"{config.batches} samples of {config.data.seq_len} tokens, {train.dtype}",
+        "tokens": f"{config.batches.drawn(made) * config.data.seq_len:,}",
         "device": ", ".join(dict.fromkeys(map(str, devices))),
         "processes": str(environment.get("world_size", "?")),
         "versions": ", ".join(f"{k} {v}" for k, v in list(libraries.items())[:2]),

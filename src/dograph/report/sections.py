@@ -41,6 +41,7 @@ TOTAL_LOSSES = {
 SHARES = ("domains/nmi", "domains/batch_nmi")  # of health: their axes start at 0
 PER_RUN = {  # title and note
     "optim/lr": ("Learning rate", "of each step"),
+    "train/batch_size": ("Batch size", "samples of each step; runs with a schedule"),
     "time/tokens_per_second": ("Tokens per second", "wall-clock, without validation"),
 }
 HOW_TO_READ = (
@@ -265,7 +266,7 @@ def health_charts(data: PageData) -> list[LineChart]:
             continue
         # An exact solution has a residual of zero, which has no logarithm.
         log = metric == RESIDUAL and any(y > 0 for one in series for y in (one.raw or one).y)
-        note = note.format(batch=data.runs[0].config.train.batch_size)
+        note = note.format(batch=data.runs[0].config.batches)
         note += "; logarithmic, zeros are not drawn" if log else ""
         few = len(series) <= 4
         is_share = metric in SHARES

@@ -29,6 +29,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from dograph.batch_sizes import ENDLESS
 from dograph.choices import TWO_SIDED, Mode
 from dograph.config import DEFAULT_DIM, RunConfig
 from dograph.data.corpus import SUMMARIES as SUMMARIES
@@ -72,10 +73,15 @@ def step_rows(
     """
     if not records:
         return []
-    loss_NB = torch.stack([record.loss_B for record in records]).double().cpu().numpy()
-    weight_NB = torch.stack([record.weight_B for record in records]).double().cpu().numpy()
+
+    def per_step(name: str) -> list[np.ndarray]:
+        """One array per step: their sizes may differ."""
+        parts = [getattr(record, name) for record in records]
+        joined = torch.cat(parts).double().cpu()
+        return [own_B.numpy() for own_B in joined.split([len(part) for part in parts])]
+
+    loss_NB, weight_NB, source_NB = map(per_step, ("loss_B", "weight_B", "source_B"))
     norm_N = torch.stack([record.grad_norm for record in records]).tolist()
-    source_NB = torch.stack([record.source_B for record in records]).cpu().numpy()
     read_together(record.report for record in records)
     reports = [
         {name: value for name, value in record.report.items() if not name.startswith("samples/")}
@@ -110,7 +116,7 @@ def is_due(step: int, every: int) -> bool:
 
 def is_end(config: RunConfig, step: int) -> bool:
     """Whether the run ends here, or did before it was extended: it can be repeated exactly."""
-    return step == config.train.steps or (step, step) in config.train.extended
+    return step in config.batches.ends
 
 
 def is_logged(config: RunConfig, step: int) -> bool:
@@ -123,6 +129,8 @@ def logged(row: dict[str, Any], config: RunConfig, *, whole: bool) -> dict[str, 
     """What is written of a row: everything if `whole` or `is_logged`, else a few numbers."""
     if not whole and not is_logged(config, row["step"]):
         row = {name: row[name] for name in ((*SHORT, RARE) if row.get(RARE) else SHORT)}
+    elif isinstance(config.train.batch_size, list):
+        row = row | {"train/batch_size": config.batches.size(row["step"] - 1)}
     return rounded(row)
 
 
@@ -316,8 +324,10 @@ class Probes:
         wanted = probe.rows if self.sketcher else 0
         self.blocks = even_blocks(corpus, "validation", self.config.data.seq_len, wanted)
         fractions = probe.at if self.blocks else []
-        lengths = [train.steps, *(steps for _, steps in train.extended)]
-        self.steps = frozenset(round(part * steps) for part in fractions for steps in lengths)
+        plans = [self.config.batches_at(until - 1) for until, _ in (*train.extended, (ENDLESS, 0))]
+        self.steps = frozenset(
+            own.step_at(round(part * own.counted(own.steps))) for part in fractions for own in plans
+        )
         # Checkpointed activations are kept in full here (layers recompute in training mode only).
         saving = train.activation_checkpointing
         self.at_once = 1 if saving else train.micro_batch_size or AT_ONCE

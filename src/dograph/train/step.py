@@ -85,8 +85,7 @@ class TrainStep:
         self.config, self.world, self.model = config, world, model
         self.optimizer, self.mixer, self.half = optimizer, mixer, config.train.half
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.sizes = world.sizes(config.train.batch_size) if world.size > 1 else None
-        self.strategy = strategy_of(config, mixer.needs_before_weights, world.size)
+        self.batches = config.batches
         self.watch = Stopwatch(world.device)
         self.halted = torch.zeros((), device=world.device)
         loss, sketch = unwrapped(model), config.sketch
@@ -110,9 +109,10 @@ class TrainStep:
         norm = clip_gradients(self.parameters, self.config.optim.clip_norm)
         finite = torch.isfinite(loss_B).all() & torch.isfinite(norm)
         self.halted = torch.maximum(self.halted, (~finite).float())
-        lr = rate_of(step, self.config)
+        lr, (beta1, beta2) = rate_of(step, self.config), self.config.optim.betas
+        beta2 **= self.batches.size(step) / self.batches.reference  # per token as ever
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group.update(lr=lr, betas=(beta1, beta2))
         self.optimizer.grad_scale, self.optimizer.found_inf = None, self.halted  # type: ignore[attr-defined]
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -125,15 +125,18 @@ class TrainStep:
     def backward(self, batch: Batch, step: int) -> Weighted:
         """Fill `.grad` with the weighted gradient: Algorithm 1 without the update."""
         token_bT = batch.token_BT.to(self.world.device, non_blocking=True)
-        rows = WorldRows(len(token_bT), self.world.device, self.sizes)
+        size, world = self.batches.size(step), self.world
+        strategy = strategy_of(self.config, self.mixer.needs_before_weights, size, world.size)
+        sizes = world.sizes(size) if world.size > 1 else None
+        rows = WorldRows(len(token_bT), world.device, sizes)
         parts = rows.split(token_bT, self.config.train.micro_batch_size, alike=self.world.shards)
         last = len(parts) - 1
         micros = [MicroBatch(part_bT, step, i, i == last) for i, part_bT in enumerate(parts)]
-        if self.strategy == "lagged":
+        if strategy == "lagged":
             return self.backward_lagged(batch, rows, micros)
-        keeps, results, losses = self.strategy == "keep", [], []
+        keeps, results, losses = strategy == "keep", [], []
         with ExitStack() as taps:
-            if self.strategy != "ahead":
+            if strategy != "ahead":
                 results = [self.collect(taps, micro, keep=keeps) for micro in micros]  # R' g_i
             signals = self.signals(results, batch, rows, step)
             weight_B = self.mixer.weigh(signals)  # domains, their weights, and so c_i
@@ -241,6 +244,7 @@ class TrainStep:
             stratum_B=None if stratum_B is None else stratum_B.to(device, non_blocking=True),
             projection=self.projection_epoch(step),
             lr=rate_of(step, self.config),
+            counted=tuple(self.batches.counted(made) for made in (step, step + 1)),
             vocab_size=self.vocab_size,
         )
 
@@ -248,8 +252,8 @@ class TrainStep:
         return self.sketcher.projection.epoch(step) if self.sketcher else 0
 
 
-def strategy_of(config: RunConfig, needs: Set[str], num_ranks: int = 1) -> Strategy:
-    """In which order a step runs forward, weighing (which needs the whole batch) and backward.
+def strategy_of(config: RunConfig, needs: Set[str], size: int, num_ranks: int = 1) -> Strategy:
+    """In which order a step of `size` samples runs forward, weighing (all at once) and backward.
 
     strategy    when                                   order
     keep        one micro-batch, or accumulation=keep  forward all, weigh, backward from the held
@@ -264,7 +268,7 @@ def strategy_of(config: RunConfig, needs: Set[str], num_ranks: int = 1) -> Strat
     """
     if not needs & OF_A_FORWARD:
         return "ahead"
-    most = -(-config.train.batch_size // num_ranks)  # samples of the first rank
+    most = -(-size // num_ranks)  # samples of the first rank
     if most <= (config.train.micro_batch_size or most):
         return "keep"
     return config.sketch.accumulation if "sketch" in needs else "two_sweeps"
@@ -320,7 +324,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
 
-def learning_rate(step: int, config: OptimConfig, total_steps: int) -> float:
+def learning_rate(step: float, config: OptimConfig, total_steps: float) -> float:
     """Linear from lr_start to lr in the warm-up, then half a cosine to lr_end at the last step."""
     if step < config.warmup_steps:
         return config.lr_start + (config.lr - config.lr_start) * step / config.warmup_steps
@@ -330,10 +334,15 @@ def learning_rate(step: int, config: OptimConfig, total_steps: int) -> float:
 
 
 def rate_of(step: int, config: RunConfig) -> float:
-    """The learning rate of a run's step, over the number of steps that it had at the time."""
-    train = config.train
-    total = train.steps_at(step) if train.extended else train.steps
-    return learning_rate(step, config.optim, total)
+    """The learning rate of a run's step, over the length that the run had at the time.
+
+    Warm-up and decay count steps of the reference size, that is, tokens. A batch of B samples is
+    less noisy than one of the reference size: its rate is sqrt(B / reference) times as high.
+    """
+    batches = config.batches_at(step)
+    total = batches.counted(batches.steps - 1) + 1
+    rate = learning_rate(batches.counted(step), config.optim, total)
+    return rate * math.sqrt(batches.size(step) / batches.reference)
 
 
 def rate_change(old: RunConfig, new: RunConfig, done: int) -> tuple[str, bool]:

@@ -71,7 +71,7 @@ def resume_run(
     if world.is_main:
         run.lock()
     stored, (whole, damage) = run.config(), checkpoint.newest_whole(run, world, strict=strict)
-    train = assembly.with_steps(stored.train, config.train.steps, whole or 0)
+    train = assembly.with_steps(stored, config.train.steps, whole or 0)
     own = config.train.model_copy(update={"extended": train.extended})
     config = config.model_copy(update={"train": own})
     trainer, request = Trainer(config, run, world), None
@@ -105,7 +105,7 @@ def fork_run(config: RunConfig, parent: RunDirectory, step: int, given: list[str
                 f"data.corpus={corpus.directory} has the tokenizer {now.name}, but {old.run} was "
                 f"trained with {before.name}. Prepare the corpus with --tokenizer {before.name}"
             )
-    batches = [(own.seed, own.data.seq_len, own.train.batch_size) for own in (old, config)]
+    batches = [(own.seed, own.data.seq_len, own.batches.drawn(step)) for own in (old, config)]
     same_data = same_corpus and batches[0] == batches[1]
     mixers = [(own.mixer, own.sketch) for own in (settled(old), config)]
     same_mixer = same_data and mixers[0] == mixers[1]
@@ -143,7 +143,7 @@ class Trainer:
 
     def __init__(self, config: RunConfig, run: RunDirectory, world: World) -> None:
         world = replace(world, shards=config.train.shard and world.size > 1)
-        self.config, self.run, self.world = config, run, world
+        self.config, self.run, self.world, self.batches = config, run, world, config.batches
         mixer = build_mixer(config.mixer.name, config.mixer.options)
         require_compatible(config, mixer, world.size)
         for name in config.log.sinks:
@@ -192,7 +192,7 @@ class Trainer:
         mixture = self.state.mixer.plan(CorpusLab(self.config, self.corpus, self.done))
         for step, later in sorted(self.state.mixer.schedule().items()):
             self.state.sampler.weights_of(later)  # refuse a wrong name now
-            mixture = later if step <= self.done else mixture
+            mixture = later if self.batches.step_at(step) <= self.done else mixture
         self.state.sampler.remix(self.done, mixture, reason="plan")
 
     def resume(self, whole: int | None, damage: list[str]) -> None:
@@ -211,7 +211,7 @@ class Trainer:
             elif last > self.done:
                 self.notes.append(f"{self.run.path} {again}")
             if not self.is_over:
-                self.run.reopen(self.config.train.steps)
+                self.run.reopen(self.batches.steps)
             self.write_weights()
             self.tidy()
         self.world.barrier()
@@ -220,9 +220,9 @@ class Trainer:
         """Train to the end, or until a signal asks to stop; return the signal, or 0."""
         config, on_cpu = self.config, self.world.device.type == "cpu"
         asked, first, loader = 0, self.done, self.open_loader()
-        total, silent = config.train.steps, not self.world.is_main
+        total, silent, work = self.batches.steps, not self.world.is_main, self.batches.drawn
         count = "step {done}/{total}"
-        self.progress = Progress(count, total, done=first, silent=silent, steady=True)
+        self.progress = Progress(count, total, done=first, silent=silent, steady=True, work=work)
         self.lap_start = time.monotonic()
         try:
             self.files.open(first)
@@ -272,7 +272,7 @@ class Trainer:
 
     def advance(self, loader: Loader) -> StepRecord:
         """One step: draw, compute, update; then change the mixture if the mixer asks for it."""
-        batch = loader.load(self.done, ahead=self.done + 1 < self.config.train.steps)
+        batch = loader.load(self.done, ahead=self.done + 1 < self.batches.steps)
         record = self.step(batch, self.done)
         self.unwritten.append(record)
         self.done += 1
@@ -291,7 +291,7 @@ class Trainer:
 
     @property
     def is_over(self) -> bool:
-        return self.done == self.config.train.steps
+        return self.done == self.batches.steps
 
     def write_metrics(self) -> None:
         """Copy the steps since the last call to the host, check and write them."""
@@ -306,9 +306,10 @@ class Trainer:
         if not halted:
             now = time.monotonic()
             seconds, self.lap_start = now - self.lap_start, now
+            samples = self.batches.drawn(self.done) - self.batches.drawn(self.done - len(rows))
             totals: dict[str, Any] = {
                 "time/step_seconds": seconds / len(rows),
-                "time/tokens_per_second": len(rows) * self.config.tokens_per_step / seconds,
+                "time/tokens_per_second": samples * self.config.data.seq_len / seconds,
                 "memory/peak_bytes": peak_bytes(self.world.device),
             }
             # Not when the run stops early: its rows must equal those of an unstopped run.
