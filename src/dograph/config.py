@@ -7,7 +7,7 @@ choice (sketch.mode, mixer.recipe, ...) are explained in `dograph.choices`.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from dograph.batch_sizes import ENDLESS, BatchSizes, Schedule
-from dograph.choices import GRAPH_HOLDING, Accumulation, Kind, Mode, mode_conflicts
+from dograph.choices import GRAPH_HOLDING, Accumulation, Kind, Mode
 from dograph.errors import ConfigError, did_you_mean, either, shortened
 from dograph.files import load_yaml, package_text
 from dograph.renamed import REMOVED, with_new_names, with_new_settings
@@ -307,43 +307,6 @@ def conflicts(section: BaseModel) -> Iterator[str]:
                     f"optim.warmup_steps={optim.warmup_steps} exceeds train.steps={train.steps}; "
                     f"lower it, as in optim.warmup_steps={train.steps // 10}, or train longer"
                 )
-
-
-class MixerNeeds(Protocol):
-    """The part of a mixer that decides which settings it works with."""
-
-    needs: ClassVar[frozenset[str]]
-
-    def refuses_lagged(self) -> str | None: ...
-
-
-def require_compatible(config: RunConfig, mixer: MixerNeeds, processes: int = 1) -> None:
-    """Refuse settings that do not work with the mixer, or with the number of processes."""
-    train, sketch, sizes = config.train, config.sketch, [x.size for x in config.batches.phases]
-    if min(sizes) < processes:  # perhaps of the last step, which has what is left of train.steps
-        raise ConfigError(
-            f"train.batch_size={train.batch_size} at train.steps={train.steps} has steps of "
-            f"{min(sizes)} samples, which cannot be shared by {processes} processes; raise it or "
-            "start fewer"
-        )
-    # FSDP2 gathers on all ranks at once, so all need the same number of micro-batches; larger
-    # micro-batches can be divided evenly.
-    if train.shard and train.micro_batch_size == 1 and any(size % processes for size in sizes):
-        raise ConfigError(
-            f"train.shard=true with train.micro_batch_size=1 and train.batch_size="
-            f"{train.batch_size} on {processes} processes: some would have one micro-batch more "
-            "than others; make train.batch_size a multiple of the processes, or "
-            "train.micro_batch_size 2 or more"
-        )
-    if "sketch" not in mixer.needs:
-        return
-    for refusal in mode_conflicts(sketch.mode, sketch.projection, shards=train.shard, of="sketch."):
-        raise ConfigError(f"mixer.name={config.mixer.name} needs sketches, and {refusal}")
-    if sketch.accumulation == "lagged" and (why := mixer.refuses_lagged()) is not None:
-        raise ConfigError(
-            f"sketch.accumulation=lagged with mixer.name={config.mixer.name}, which {why}; or use "
-            "sketch.accumulation=two_sweeps, or keep (mode full)"
-        )
 
 
 def parse_config(

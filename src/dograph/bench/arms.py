@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from dograph.choices import Accumulation
-from dograph.config import RunConfig, merge, parse_config, require_compatible, resolve_config
+from dograph.config import RunConfig, merge, parse_config, resolve_config
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.dograph import DoGraph
-from dograph.mixers.registry import build_mixer
+from dograph.mixers.registry import build_mixer, require_compatible
 from dograph.models.build import build_model
 from dograph.models.loss import PerSampleLoss, compile_regions
 from dograph.models.presets import PRESETS

@@ -96,8 +96,7 @@ def _configured(
 
 def _check(config: "RunConfig") -> None:
     """Refuse what a run would refuse once its corpus is prepared and its model loaded."""
-    from dograph.config import require_compatible
-    from dograph.mixers.registry import build_mixer
+    from dograph.mixers.registry import build_mixer, require_compatible
     from dograph.models.build import preset_config
     from dograph.sketch.projection import Projection
 

@@ -30,9 +30,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from dograph.choices import Mode
-from dograph.config import OptimConfig, RunConfig, SketchConfig, require_compatible
+from dograph.config import OptimConfig, RunConfig, SketchConfig
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer, Report
+from dograph.mixers.registry import require_compatible
 from dograph.models.build import load_model
 from dograph.models.loss import PerSampleLoss, compile_regions, mean_over_predictions
 from dograph.rng import key64

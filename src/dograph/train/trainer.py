@@ -19,14 +19,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dograph.config import RunConfig, require_compatible
+from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.data.digests import require_unchanged
 from dograph.data.loader import Loader
 from dograph.data.sampler import WeightEntry, sample_origin
 from dograph.errors import ConfigError, NonFiniteError, RunError, require
 from dograph.files import sha256_of, sync_file, write_json, write_text
-from dograph.mixers.registry import build_mixer
+from dograph.mixers.registry import build_mixer, require_compatible
 from dograph.models.loss import compile_regions, uncompiled
 from dograph.progress import Progress
 from dograph.records import checked_step, read_lines

@@ -2,10 +2,10 @@
 
 import pytest
 
-from dograph.config import parse_config, require_compatible
+from dograph.config import parse_config
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
-from dograph.mixers.registry import build_mixer
+from dograph.mixers.registry import build_mixer, require_compatible
 from dograph.train.step import strategy_of
 
 LOSS, SKETCH, NOTHING = frozenset({"loss"}), frozenset({"sketch", "source"}), frozenset({"source"})
