@@ -17,7 +17,9 @@ from pydantic import BeforeValidator, TypeAdapter
 from dograph.errors import shortened
 
 ENDLESS = 2**62  # steps, or the number of a step that no run reaches
+ALWAYS = ((ENDLESS, ENDLESS),)
 LEAST_PROPOSED = 4  # samples
+Lengths = Sequence[tuple[int, int]]
 _PAIRS = TypeAdapter(list[tuple[int, int]])
 
 
@@ -52,18 +54,13 @@ class BatchPhase(NamedTuple):
 class BatchSizes:
     """The size of every step. Steps count from 0; sizes are of the world batch.
 
-    `lengths`: train.steps, each with the step until which it had this value.
+    `lengths`: values of train.steps, each after the step until which it held.
     """
 
     def __init__(
-        self,
-        schedule: Schedule,
-        *,
-        seq_len: int = 1,
-        reference: int | None = None,
-        lengths: Sequence[tuple[int, int]] = ((ENDLESS, ENDLESS),),
+        self, sizes: Schedule, seq_len: int, reference: int | None = None, lengths: Lengths = ALWAYS
     ) -> None:
-        entries = [(0, schedule)] if isinstance(schedule, int) else schedule
+        entries = [(0, sizes)] if isinstance(sizes, int) else sizes
         first_samples = [-(-tokens // seq_len) for tokens, _ in entries] + [math.inf]
         self.reference = reference or entries[0][1]
         self.phases: list[BatchPhase] = []
@@ -79,11 +76,7 @@ class BatchSizes:
                 number = min((total - drawn) // size, until - step)
                 if end < total:
                     number = min(number, math.ceil((end - drawn) / size))
-                own = BatchPhase(step, drawn, size, number)
-                if self.phases and self.phases[-1].size == size:
-                    first = self.phases.pop()
-                    own = first._replace(steps=first.steps + number)
-                self.phases.append(own)
+                self.phases.append(BatchPhase(step, drawn, size, number))
                 step, drawn = step + number, drawn + number * size
             if drawn >= total:
                 self.ends.add(step)
@@ -128,22 +121,20 @@ def forked(old: Schedule, new: Schedule, tokens: int) -> Schedule:
     return [*past, (tokens, now), *(own for own in after if own[0] > tokens)]
 
 
-def proposed(points: Iterable[tuple[float, float]], batch_size: int) -> list[tuple[int, int]]:
-    """A schedule from the (tokens seen, noise scale in samples) of a run with this batch size.
+def proposed(points: Iterable[tuple[float, float]]) -> list[tuple[int, int]]:
+    """A schedule from the (tokens seen, noise scale in samples) of a run; empty without a scale.
 
-    Sizes are about a quarter of the scale: `batch_size`, doubled or halved to whole numbers, at
-    least `LEAST_PROPOSED`. Scales are first made to rise with the tokens, by isotonic regression of
-    their logarithms, so that one noisy value changes little. Empty without a positive scale.
+    Sizes are the powers of two nearest to a quarter of the scale, at least `LEAST_PROPOSED`. Scales
+    are first made to rise with the tokens, by isotonic regression of their logarithms, so that one
+    noisy value changes little.
     """
     from scipy.optimize import isotonic_regression
 
     known = sorted((tokens, math.log2(scale)) for tokens, scale in points if scale > 0)
-    schedule, least = list[tuple[int, int]](), batch_size
-    while least % 2 == 0 and least // 2 >= LEAST_PROPOSED:
-        least //= 2
     rising = isotonic_regression([log_scale for _, log_scale in known]).x if known else []
+    schedule: list[tuple[int, int]] = []
     for (tokens, _), log_scale in zip(known, rising, strict=True):
-        size = least << max(round(float(log_scale) - 2 - math.log2(least)), 0)
+        size = max(2 ** round(float(log_scale) - 2), LEAST_PROPOSED)
         if not schedule or size > schedule[-1][1]:
-            schedule.append((int(tokens) if schedule else 0, size))
+            schedule.append((int(tokens) if schedule else 0, int(size)))
     return schedule

@@ -188,7 +188,7 @@ class TrainConfig(Section):
     @model_serializer(mode="wrap")
     def _dump(self, dump: Any) -> dict[str, Any]:
         """Without settings that few runs have, so that the keys of stored runs stay the same."""
-        rare = (("extended", []), ("reference_batch_size", None))
+        rare: list[tuple[str, Any]] = [("extended", []), ("reference_batch_size", None)]
         return {name: value for name, value in dump(self).items() if (name, value) not in rare}
 
     @property
@@ -248,12 +248,8 @@ class RunConfig(Section):
         train = self.train
         lengths = [own for own in train.extended if own[0] <= step]
         now = next((steps for until, steps in train.extended if step < until), train.steps)
-        return BatchSizes(
-            train.batch_size,
-            seq_len=self.data.seq_len,
-            reference=train.reference_batch_size,
-            lengths=[*lengths, (ENDLESS, now)],
-        )
+        sizes, lengths = train.batch_size, [*lengths, (ENDLESS, now)]
+        return BatchSizes(sizes, self.data.seq_len, train.reference_batch_size, lengths)
 
     @property
     def tokens(self) -> int:

@@ -98,10 +98,9 @@ class Progress:
         left = ""
         if self.total and done < self.total:
             start, first = self.marks[len(self.marks) > 2]
-            made, rest = (
-                self.work(b) - self.work(a) for a, b in ((first, done), (done, self.total))
-            )
-            seconds = (now - start) / made * rest if made > 0 else math.inf
+            begun, made, every = map(self.work, (first, done, self.total))
+            known = (now - start) / (made - begun) if made > begun else math.inf
+            seconds = known * (every - made)
             left = f"{duration(seconds)} left"
         if self.bar is not None:
             text = "; ".join(filter(None, [note, left]))

@@ -131,6 +131,7 @@ def _resumed(run: Path, settings: list[str]) -> "RunConfig":
 
 def _forked(fork: Path, at: int | None, settings: list[str]) -> tuple["RunConfig", "Parent"]:
     """The configuration of a fork, and the checkpoint that it starts from."""
+    from dograph.batch_sizes import forked
     from dograph.config import resolve_config
     from dograph.train.assembly import with_steps
     from dograph.train.run_dir import RunDirectory
@@ -149,30 +150,22 @@ def _forked(fork: Path, at: int | None, settings: list[str]) -> tuple["RunConfig
         raise ConfigError(
             "a fork has the weights of its parent: of model.*, only dropout may differ"
         )
-    changes = {"extended": with_steps(old, config.train.steps, step).extended}
-    changes |= _forked_sizes(old, config, step)
+    changes: dict[str, Any] = {"extended": with_steps(old, config.train.steps, step).extended}
+    sizes = (old.train.batch_size, config.train.batch_size)
+    references = (old.train.reference_batch_size, config.train.reference_batch_size)
+    if references != (None, None) or not all(isinstance(size, int) for size in sizes):
+        counts = [(own.batches.reference, own.data.seq_len) for own in (old, config)]
+        if counts[0] != counts[1]:
+            raise ConfigError(
+                "a fork with a schedule of batch sizes counts the tokens of its parent: set "
+                "train.reference_batch_size={} and data.seq_len={}".format(*counts[0])
+            )
+        if sizes[0] != sizes[1]:
+            changes["batch_size"] = forked(*sizes, old.batches.drawn(step) * old.data.seq_len)
     config = config.model_copy(update={"train": config.train.model_copy(update=changes)})
     if config.batches.steps <= step:
         raise ConfigError(f"{fork} ends after step {step}; give the fork more: train.steps=N")
     return config, (parent, step, settings)
-
-
-def _forked_sizes(old: "RunConfig", new: "RunConfig", step: int) -> dict[str, Any]:
-    """The schedule of a fork with other batch sizes: until `step` that of its parent."""
-    from dograph.batch_sizes import forked
-
-    sizes, reference = (old.train.batch_size, new.train.batch_size), old.batches.reference
-    given = (old.train.reference_batch_size, new.train.reference_batch_size)
-    if all(isinstance(own, int) for own in sizes) and given == (None, None):
-        return {}  # both have fixed sizes
-    if new.batches.reference != reference or new.data.seq_len != old.data.seq_len:
-        raise ConfigError(
-            "a fork with a schedule of batch sizes counts the tokens of its parent, so it has its "
-            f"data.seq_len={old.data.seq_len} and train.reference_batch_size={reference}; set these"
-        )
-    if sizes[0] == sizes[1]:
-        return {}
-    return {"batch_size": forked(*sizes, old.batches.drawn(step) * old.data.seq_len)}
 
 
 def _run(

@@ -201,7 +201,7 @@ class Sampler:
     ) -> None:
         self.strata = strata
         self.seq_len = seq_len
-        self.batches = BatchSizes(batch_size) if isinstance(batch_size, int) else batch_size
+        self.batches = BatchSizes(batch_size, 1) if isinstance(batch_size, int) else batch_size
         self.seed = seed
         self.names = [stratum.entry.stratum for stratum in strata]
         self.blocks_S = np.array([s.num_blocks(seq_len) for s in strata], dtype=np.int64)

@@ -73,7 +73,7 @@ class MixtureSampler(data.Sampler[int]):
             raise ConfigError(
                 f"rank={rank}, world_size={world_size} and batch_size={batch_size}: ranks count "
                 "from 0 to world_size - 1, and each needs a sample of every step; raise batch_size "
-                "(one size for all steps, because a loader has one)"
+                "(one number, because a loader has one size)"
             )
         self.dataset, self.steps, self.world_size = dataset, steps, world_size
         self.batch_size = batch_size

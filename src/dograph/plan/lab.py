@@ -202,8 +202,8 @@ def default_proxy(target: RunConfig, changes: Mapping[str, Any] | None = None) -
     """The settings of proxies: the target with a smaller model and fewer steps, then `changes`.
 
     A quarter of the steps with the same share of warm-up; validations twice as often, but two to
-    ten in all, because they are costly in short runs; at least two checkpoints. A schedule of batch
-    sizes is shortened in proportion. Sample length, optimizer and precision stay.
+    ten in all, because they are costly in short runs; at least two checkpoints. Sample length,
+    batch, optimizer and precision stay.
     """
     changes = dict(changes or {})
     for taken in ("mixer", "seed", "run"):
@@ -223,13 +223,10 @@ def default_proxy(target: RunConfig, changes: Mapping[str, Any] | None = None) -
     model: dict[str, Any] = {"preset": None, "path": None}
     if target.model.preset is not None and not named.get("path"):
         model["preset"] = "tiny" if target.model.preset in LIGHT else "gpt2-proxy"
-    sizes = target.train.batch_size
-    if isinstance(sizes, list):
-        sizes = [(tokens * steps // target.train.steps, size) for tokens, size in sizes]
     every = min(max((target.eval.every + 1) // 2 or half, steps // MOST_POINTS), half)
     own = {
         "model": model,
-        "train": {"steps": steps, "batch_size": sizes, "activation_checkpointing": False},
+        "train": {"steps": steps, "activation_checkpointing": False},
         "optim": {"warmup_steps": target.warmup_over(steps)},
         "eval": {"every": every},
         "checkpoint": {"every": min(target.checkpoint.every or half, half), "keep": 2},

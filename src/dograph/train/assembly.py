@@ -41,17 +41,14 @@ def settled(config: RunConfig) -> RunConfig:
 
 def with_steps(config: RunConfig, steps: int, done: int) -> TrainConfig:
     """The settings of a run that has made `done` steps and is to have another `train.steps`."""
-    train, counted = config.train, config.batches.counted(done)
+    train, made = config.train, config.batches.counted(done)
     if steps == train.steps:
         return train
-    if steps <= counted:
-        raise ConfigError(
-            f"train.steps={steps}: the run has made {counted:.10g}; give more than that"
-        )
+    if steps <= made:
+        raise ConfigError(f"train.steps={steps}: the run has made {made:.10g}; give more than that")
     before = [(until, length) for until, length in train.extended if until < done]
     if done:
-        at_the_time = config.batches_at(done - 1)
-        before.append((done, at_the_time.samples // at_the_time.reference))
+        before.append((done, config.batches_at(done - 1).samples // config.batches.reference))
     return train.model_copy(update={"steps": steps, "extended": before})
 
 

@@ -351,7 +351,7 @@ def measure_speed(config: RunConfig, corpus: Corpus) -> float:
 def planned_epochs(config: RunConfig, sampler: Sampler, mixer: Mixer) -> dict[str, float]:
     """Epochs of each source at the end of the run, by the mixer's known schedule."""
     entry, batches = sampler.log.entries[-1], config.batches
-    stages = sorted((batches.step_at(step), mix) for step, mix in mixer.schedule().items())
+    stages = [(batches.step_at(step), mix) for step, mix in sorted(mixer.schedule().items())]
     later = [(step, mix) for step, mix in stages if entry.step < step]
     weights = {entry.step: entry.weight_S}
     weights |= {step: sampler.weights_of(mixture) for step, mixture in later}
@@ -373,17 +373,6 @@ def repeat_warnings(config: RunConfig, sampler: Sampler, mixer: Mixer) -> list[s
     ]
 
 
-def compile_warnings(config: RunConfig) -> list[str]:
-    """That blocks are compiled again where a schedule changes the number of samples at once."""
-    sizes, most = {own.size for own in config.batches.phases}, config.train.micro_batch_size
-    if not config.train.compile or len(sizes) == 1 or (most and not any(x % most for x in sizes)):
-        return []
-    return [
-        f"train.compile=true compiles the model anew for batches of {sorted(sizes)} samples; with "
-        f"train.micro_batch_size={math.gcd(*sizes)}, or a divisor of that, it is compiled once"
-    ]
-
-
 def start_warnings(config: RunConfig, corpus: Corpus, sampler: Sampler, mixer: Mixer) -> list[str]:
     """What makes the results of a run doubtful, as far as it is known before; one line each."""
     length, most = config.data.seq_len, config.eval.max_samples_per_source
@@ -396,5 +385,14 @@ def start_warnings(config: RunConfig, corpus: Corpus, sampler: Sampler, mixer: M
         "losses are noisy: hold out more text, lower data.seq_len, or raise "
         f"eval.max_samples_per_source={most}"
     )
-    notes = mixture_warnings(config, corpus) + mixer.cautions(config) + compile_warnings(config)
+    notes = mixture_warnings(config, corpus) + mixer.cautions(config)
+    sizes, micro = (
+        sorted({own.size for own in config.batches.phases}),
+        config.train.micro_batch_size,
+    )
+    if config.train.compile and any(size % (micro or sizes[-1]) for size in sizes[:-1]):
+        notes.append(
+            f"train.compile=true compiles the model anew for batches of {sizes} samples; with "
+            f"train.micro_batch_size={math.gcd(*sizes)}, or a divisor of that, it is compiled once"
+        )
     return notes + ([noisy] if few else []) + repeat_warnings(config, sampler, mixer)

@@ -73,14 +73,11 @@ def step_rows(
     """
     if not records:
         return []
-
-    def per_step(name: str) -> list[np.ndarray]:
-        """One array per step: their sizes may differ."""
-        parts = [getattr(record, name) for record in records]
-        joined = torch.cat(parts).double().cpu()
-        return [own_B.numpy() for own_B in joined.split([len(part) for part in parts])]
-
-    loss_NB, weight_NB, source_NB = map(per_step, ("loss_B", "weight_B", "source_B"))
+    sizes = [len(record.loss_B) for record in records]
+    every = ([getattr(r, name) for r in records] for name in ("loss_B", "weight_B", "source_B"))
+    loss_NB, weight_NB, source_NB = (  # lists of arrays: sizes may differ
+        [own_B.numpy() for own_B in torch.cat(own).double().cpu().split(sizes)] for own in every
+    )
     norm_N = torch.stack([record.grad_norm for record in records]).tolist()
     read_together(record.report for record in records)
     reports = [

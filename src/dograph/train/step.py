@@ -128,8 +128,7 @@ class TrainStep:
         token_bT = batch.token_BT.to(self.world.device, non_blocking=True)
         size, world = self.batches.size(step), self.world
         strategy = strategy_of(self.config, self.mixer.needs_before_weights, size, world.size)
-        sizes = world.sizes(size) if world.size > 1 else None
-        rows = WorldRows(len(token_bT), world.device, sizes)
+        rows = WorldRows(len(token_bT), world.device, world.sizes(size) if world.size > 1 else None)
         parts = rows.split(token_bT, self.config.train.micro_batch_size, alike=self.world.shards)
         last = len(parts) - 1
         micros = [MicroBatch(part_bT, step, i, i == last) for i, part_bT in enumerate(parts)]

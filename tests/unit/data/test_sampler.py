@@ -247,7 +247,7 @@ def test_epochs_count_repeats(corpus):
 def growing(steps=400):
     """Sizes 3, 10, 4 and 17, changed after whole and after broken epochs of the small source."""
     schedule = [(0, 3), (40 * SEQ_LEN, 10), (300 * SEQ_LEN, 4), (500 * SEQ_LEN, 17)]
-    return BatchSizes(schedule, seq_len=SEQ_LEN, reference=5, lengths=[(10**9, steps)])
+    return BatchSizes(schedule, SEQ_LEN, 5, [(10**9, steps)])
 
 
 def test_a_change_of_size_loses_and_repeats_no_sample(corpus):

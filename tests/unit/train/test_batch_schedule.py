@@ -162,7 +162,7 @@ def open_sampled(run, step):
 def test_a_fork_of_a_fixed_size_draws_on(corpus, tmp_path):
     finish(begin(corpus, tmp_path / "run"))
     given = [f"run={tmp_path / 'fork'}", "train.batch_size=[[0, 7], [800, 14]]"]
-    with pytest.raises(ConfigError, match=r"set these"):
+    with pytest.raises(ConfigError, match=r"set train.reference_batch_size=7 and data.seq_len=16"):
         _forked(tmp_path / "run", 5, [*given, "train.reference_batch_size=14"])
     config, origin = _forked(tmp_path / "run", 5, [*given, "train.reference_batch_size=7"])
     assert config.train.batch_size == [(0, 7), (560, 7), (800, 14)]
