@@ -12,8 +12,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 import yaml
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -22,11 +24,11 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from dograph.batch_sizes import ENDLESS, BatchSizes, Schedule
 from dograph.choices import GRAPH_HOLDING, Accumulation, Kind, Mode
 from dograph.errors import ConfigError, did_you_mean, either, shortened
 from dograph.files import load_yaml, package_text
 from dograph.renamed import REMOVED, with_new_names, with_new_settings
+from dograph.types import ENDLESS, BatchSizes, Schedule
 
 Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]
@@ -168,9 +170,27 @@ class OptimConfig(Section):
     clip_norm: float = setting(1.0, "gradient norm above which it is scaled down", gt=0)
 
 
+def checked_size(given: Any) -> Schedule:
+    """A batch size or a schedule, in whole numbers."""
+    is_list = isinstance(given, list | tuple)
+    try:
+        pairs = TypeAdapter(list[tuple[int, int]]).validate_python(
+            given if is_list else [(0, given)]
+        )
+        tokens, sizes = zip(*pairs, strict=True)
+        if tokens[0] == 0 and sorted(set(tokens)) == list(tokens) and min(sizes) > 0:
+            return pairs if is_list else pairs[0][1]
+    except ValueError:
+        pass
+    raise ValueError(
+        f"got {shortened(repr(given))}; give a whole number of at least 1, or a schedule of "
+        "[tokens, size] with rising tokens from 0, as in [[0, 12], [2e6, 24]]"
+    )
+
+
 class TrainConfig(Section):
     steps: int = setting(200, "optimizer steps, each of reference_batch_size samples", ge=1)
-    batch_size: Schedule = setting(
+    batch_size: Annotated[Schedule, BeforeValidator(checked_size)] = setting(
         16, "samples of one step, over all ranks; or by tokens: [[0, 12], [2e6, 24]]"
     )
     reference_batch_size: int | None = setting(
@@ -241,15 +261,20 @@ class RunConfig(Section):
     @property
     def batches(self) -> BatchSizes:
         """The batch size of every step."""
-        return self.batches_at(ENDLESS)
+        return self.batch_plans()[-1][1]
+
+    def batch_plans(self) -> list[tuple[int, BatchSizes]]:
+        """The same as it was planned until each step at which the run was extended, and now."""
+        train, length = self.train, self.data.seq_len
+        known, plans = [*train.extended, (ENDLESS, train.steps)], []
+        for number, (until, steps) in enumerate(known):
+            own = (train.reference_batch_size, [*known[:number], (ENDLESS, steps)])
+            plans.append((until, BatchSizes(train.batch_size, length, *own)))
+        return plans
 
     def batches_at(self, step: int) -> BatchSizes:
         """The same as it was planned when the run made step `step`, counted from 0."""
-        train = self.train
-        lengths = [own for own in train.extended if own[0] <= step]
-        now = next((steps for until, steps in train.extended if step < until), train.steps)
-        sizes, lengths = train.batch_size, [*lengths, (ENDLESS, now)]
-        return BatchSizes(sizes, self.data.seq_len, train.reference_batch_size, lengths)
+        return next(own for until, own in self.batch_plans() if step < until)
 
     @property
     def tokens(self) -> int:

@@ -5,12 +5,13 @@ import random
 
 import pytest
 
-from dograph.batch_sizes import BatchSizes, forked, proposed
 from dograph.config import parse_config, resolve_config
 from dograph.errors import ConfigError
+from dograph.eval.recorded import proposed_sizes
 from dograph.files import load_yaml
-from dograph.train.assembly import with_steps
+from dograph.train.assembly import forked_sizes, with_steps
 from dograph.train.step import rate_of
+from dograph.types import BatchSizes
 
 RAMP = ("train.batch_size=[[0, 4], [1000, 8], [4e3, 32]]", "train.reference_batch_size=16")
 SETTINGS = ("data.seq_len=10", "train.steps=60", "optim.warmup_steps=10")
@@ -129,9 +130,9 @@ def test_a_stored_configuration_gives_the_schedule_back():
 
 
 def test_a_fork_keeps_the_past_of_its_parent():
-    assert forked(16, [(0, 8), (5000, 32)], 3200) == [(0, 16), (3200, 8), (5000, 32)]
-    assert forked([(0, 4), (1000, 8)], 64, 2000) == [(0, 4), (1000, 8), (2000, 64)]
-    assert forked([(0, 4), (1000, 8)], [(0, 2), (900, 64)], 1000) == [(0, 4), (1000, 64)]
+    assert forked_sizes(16, [(0, 8), (5000, 32)], 3200) == [(0, 16), (3200, 8), (5000, 32)]
+    assert forked_sizes([(0, 4), (1000, 8)], 64, 2000) == [(0, 4), (1000, 8), (2000, 64)]
+    assert forked_sizes([(0, 4), (1000, 8)], [(0, 2), (900, 64)], 1000) == [(0, 4), (1000, 64)]
 
 
 def test_a_proposal_is_a_quarter_of_the_scale_in_doublings():
@@ -139,18 +140,18 @@ def test_a_proposal_is_a_quarter_of_the_scale_in_doublings():
     points = [(1e5 * i, scale) for i, scale in enumerate(scales)]
     nearest = [max(2 ** round(math.log2(scale / 4)), 4) for scale in scales]
     expected = {0: 4} | {int(1e5 * nearest.index(size)): size for size in nearest if size > 4}
-    assert proposed(points) == list(expected.items())
-    assert proposed(reversed(points)) == proposed(points)
-    assert proposed(points)[-1] == (800_000, 128)
-    assert proposed([]) == proposed([(0, -3.0)]) == []
+    assert proposed_sizes(points) == list(expected.items())
+    assert proposed_sizes(reversed(points)) == proposed_sizes(points)
+    assert proposed_sizes(points)[-1] == (800_000, 128)
+    assert proposed_sizes([]) == proposed_sizes([(0, -3.0)]) == []
 
 
 def test_one_noisy_scale_changes_no_proposal_and_sizes_never_fall():
     points = [(1e4 * i, 16.0 * 2 ** (i // 20)) for i in range(60)]
-    calm = proposed(points)
+    calm = proposed_sizes(points)
     assert calm == [(0, 4), (200_000, 8), (400_000, 16)]
     noisy = [(t, 5 * s if t == 5e4 else s / 5 if t == 50e4 else s) for t, s in points]
-    found = proposed(noisy)
+    found = proposed_sizes(noisy)
     assert [size for _, size in found] == [4, 8, 16]
     for (tokens, _), (before, _) in zip(found, calm, strict=True):
         assert abs(tokens - before) <= 1e5

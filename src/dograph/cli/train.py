@@ -131,9 +131,8 @@ def _resumed(run: Path, settings: list[str]) -> "RunConfig":
 
 def _forked(fork: Path, at: int | None, settings: list[str]) -> tuple["RunConfig", "Parent"]:
     """The configuration of a fork, and the checkpoint that it starts from."""
-    from dograph.batch_sizes import forked
     from dograph.config import resolve_config
-    from dograph.train.assembly import with_steps
+    from dograph.train.assembly import forked_sizes, with_steps
     from dograph.train.run_dir import RunDirectory
 
     parent = RunDirectory.open(fork)
@@ -161,7 +160,7 @@ def _forked(fork: Path, at: int | None, settings: list[str]) -> tuple["RunConfig
                 "train.reference_batch_size={} and data.seq_len={}".format(*counts[0])
             )
         if sizes[0] != sizes[1]:
-            changes["batch_size"] = forked(*sizes, old.batches.drawn(step) * old.data.seq_len)
+            changes["batch_size"] = forked_sizes(*sizes, old.batches.drawn(step) * old.data.seq_len)
     config = config.model_copy(update={"train": config.train.model_copy(update=changes)})
     if config.batches.steps <= step:
         raise ConfigError(f"{fork} ends after step {step}; give the fork more: train.steps=N")

@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from dograph.batch_sizes import BatchSizes
 from dograph.data.corpus import Corpus, StratumTokens
 from dograph.errors import ConfigError, RunError
 from dograph.records import Skipped, checked_step, read_lines
 from dograph.rng import key64, stream
-from dograph.types import Mixture, SampleIds
+from dograph.types import BatchSizes, Mixture, SampleIds
 
 # Quotas: whole numbers of samples for fractional weights, always close to their share.
 #

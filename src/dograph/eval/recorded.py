@@ -1,7 +1,7 @@
 """Read a run's records and show them: explanations of steps, domain graphs, losses per source."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import pstdev
@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
+from scipy.optimize import isotonic_regression
 
 from dograph.config import RunConfig
 from dograph.data.corpus import Block, Corpus
@@ -40,6 +41,7 @@ from dograph.train.run_dir import RunDirectory
 
 NAMED = 3  # sources listed for a domain
 MOST_LISTED = 40  # steps in an error
+LEAST_SIZE = 4  # samples of a batch that is proposed
 RANKED = (
     "domain numbers are ranks by weight in this step's batch (0 has the largest weight), so the "
     "same number at another step is another domain"
@@ -150,6 +152,23 @@ def samples_of_step(
         origin = sample_origin(corpus, ids, i)
         rows.append({"sample": i, **origin, "epoch": int(ids.epoch_B[i]), "text": text})
     return rows
+
+
+def proposed_sizes(points: Iterable[tuple[float, float]]) -> list[tuple[int, int]]:
+    """A schedule from the (tokens seen, noise scale in samples) of a run; empty without a scale.
+
+    Sizes are the powers of two nearest to a quarter of the scale, at least `LEAST_SIZE`. Scales
+    are first made to rise with the tokens, by isotonic regression of their logarithms, so that one
+    noisy value changes little.
+    """
+    known = sorted((tokens, math.log2(scale)) for tokens, scale in points if scale > 0)
+    rising = isotonic_regression([log_scale for _, log_scale in known]).x if known else []
+    schedule: list[tuple[int, int]] = []
+    for (tokens, _), log_scale in zip(known, rising, strict=True):
+        size = max(2 ** round(float(log_scale) - 2), LEAST_SIZE)
+        if not schedule or size > schedule[-1][1]:
+            schedule.append((int(tokens) if schedule else 0, int(size)))
+    return schedule
 
 
 def read_graph(path: Path, step: int | None, skipped: Skipped | None = None) -> DomainGraph:

@@ -17,6 +17,7 @@ from dograph.mixers.registry import mixer_class
 from dograph.mixtures.file import RunFacts
 from dograph.models.build import build_model, load_model
 from dograph.models.loss import PerSampleLoss
+from dograph.types import Schedule
 
 
 def settled(config: RunConfig) -> RunConfig:
@@ -50,6 +51,14 @@ def with_steps(config: RunConfig, steps: int, done: int) -> TrainConfig:
     if done:
         before.append((done, config.batches_at(done - 1).samples // config.batches.reference))
     return train.model_copy(update={"steps": steps, "extended": before})
+
+
+def forked_sizes(old: Schedule, new: Schedule, tokens: int) -> Schedule:
+    """The schedule of a fork after `tokens` tokens: those drawn by the old one, then the new."""
+    before, after = ([(0, own)] if isinstance(own, int) else own for own in (old, new))
+    now = [size for first, size in after if first <= tokens][-1]
+    past = [(first, size) for first, size in before if first < tokens]
+    return [*past, (tokens, now), *(own for own in after if own[0] > tokens)]
 
 
 def open_model(config: RunConfig, corpus: Corpus) -> PerSampleLoss:

@@ -29,7 +29,6 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from dograph.batch_sizes import ENDLESS
 from dograph.choices import TWO_SIDED, Mode
 from dograph.config import DEFAULT_DIM, RunConfig
 from dograph.data.corpus import SUMMARIES as SUMMARIES
@@ -321,7 +320,7 @@ class Probes:
         wanted = probe.rows if self.sketcher else 0
         self.blocks = even_blocks(corpus, "validation", self.config.data.seq_len, wanted)
         fractions = probe.at if self.blocks else []
-        plans = [self.config.batches_at(until - 1) for until, _ in (*train.extended, (ENDLESS, 0))]
+        plans = [own for _, own in self.config.batch_plans()]
         self.steps = frozenset(
             own.step_at(round(part * own.counted(own.steps))) for part in fractions for own in plans
         )

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from corpora import write_corpus
-from dograph.batch_sizes import BatchSizes
 from dograph.data.corpus import Corpus, StratumTokens
 from dograph.data.loader import Loader, rank_slice
 from dograph.data.sampler import WAYPOINT_STEPS, Sampler, WeightLog, advance
 from dograph.errors import ConfigError, RunError
-from dograph.types import Mixture
+from dograph.types import BatchSizes, Mixture
 from token_corpora import span
 
 SEQ_LEN = 32
