@@ -151,6 +151,30 @@ def samples_of_step(
     return rows
 
 
+def last_noise(path: Path, skipped: Skipped) -> tuple[int, dict[str, Row]]:
+    """The step and, for all samples and each source, the newest noise scale with its interval.
+
+    Entries are empty where the averaged gradient is not yet larger than its noise.
+    """
+    run = RunDirectory.open(path)
+    wanted = f'"{IN_WHOLE_ROWS}"'.encode()
+    row = read_last(run.metrics_file, metrics_row, skipped, lambda line: wanted in line)
+    if row is None:
+        raise RunError(f"{path} has recorded no whole step yet; wait for log.every steps")
+    known = {name: value for name, value in row.items() if name.startswith("noise/")}
+    if not known and not any(name.startswith("time/sketch") for name in row):
+        raise RunError(
+            f"{path} computed no sketches, from which the noise scale is measured; train with a "
+            "mixer that needs them (mixer.name=dograph)"
+        )
+    sources = [name[5:-7] for name in row if name.startswith("data/") and name.endswith("/epochs")]
+    scales: dict[str, Row] = {name: {} for name in ("all samples", *sources)}
+    for name, value in known.items():
+        *source, quantity = name.split("/")[1:]
+        scales.setdefault("/".join(source) or "all samples", {})[quantity] = value
+    return int(row["step"]), scales
+
+
 def read_graph(path: Path, step: int | None, skipped: Skipped | None = None) -> DomainGraph:
     """The graph of a run after `step` steps; by default the newest."""
     run, damaged = RunDirectory.open(path), skipped or Skipped()

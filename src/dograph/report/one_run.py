@@ -19,6 +19,7 @@ from dograph.report.series import OpenRun, Series, curve
 from dograph.stats import ABOVE_ZERO, Estimate, t_interval
 from dograph.train.edits import edits_of
 from dograph.train.metrics import RARE, SUMMARIES
+from dograph.train.noise import HIGH, LOW, SCALE, measured_parameters
 
 ENVIRONMENT = "env.json"  # versions and devices
 WARM_UP = 5  # steps that mean times leave out: compilation, first allocations
@@ -42,6 +43,8 @@ HEALTH = {  # title and explanation of each chart
     "weights/gradient_norm_ratio": "Norm of the weighted gradient relative to equal weights: "
     "|sum c g| / |mean g| of the sketches; 1: weighting does not change the norm",
     RESIDUAL: "Solver residual: distance of the weights from a solution of the objective",
+    "noise/scale_samples": "Noise scale: in samples, of {parameters}; the batch has {batch}, and a "
+    "batch of this size would have as much noise as signal",
     "optim/grad_norm": "Gradient norm: of the update, before clipping",
 }
 FALLBACK = "equal weights were used: a gradient was not finite or the problem had no solution"
@@ -248,6 +251,15 @@ def cost_of(run: OpenRun) -> StepCosts:
     )
 
 
+def noise_text(run: OpenRun) -> str:
+    """The newest noise scale with its interval; empty for a run without sketches."""
+    scale, low, high = (run.columns.last(f"noise/{name}") for name in (SCALE, LOW, HIGH))
+    if scale is None:
+        return ""
+    ends = "" if low is None else f" (95 % interval {low:.3g} to {f'{high:.3g}' if high else '?'})"
+    return f"{scale:.3g} samples{ends}, of {measured_parameters(run.config.sketch)}"
+
+
 def _facts(run: OpenRun, cost: StepCosts) -> dict[str, str]:
     config, train = run.config, run.config.train
     environment = read_record(run.path / ENVIRONMENT, _environment, run.skipped) or {}
@@ -261,7 +273,8 @@ def _facts(run: OpenRun, cost: StepCosts) -> dict[str, str]:
         "mixer": config.mixer.name + (f" ({options})" if options else ""),
         "seed": str(config.seed),
         "steps": f"{run.columns.last_step:,} of {train.steps:,}",
-        "batch": f"{train.batch_size} samples of {config.data.seq_len} tokens, {train.dtype}",
+        "batch": f"{train.batch_size} samples of {config.data.seq_len} tokens, {train.dtype}"
+        + (f"; noise scale {noise}" if (noise := noise_text(run)) else ""),
         "tokens": f"{run.columns.last_step * config.tokens_per_step:,}",
         "device": ", ".join(dict.fromkeys(map(str, devices))),
         "processes": str(environment.get("world_size", "?")),

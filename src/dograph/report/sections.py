@@ -29,6 +29,7 @@ from dograph.report.collect import Comparison, PageData
 from dograph.report.one_run import HEALTH, LOSS, RESIDUAL, WARM_UP, RunData
 from dograph.report.series import FEW, SMOOTHED_SHARE, Series, distinct, rounded
 from dograph.stats import METRICS, t_quantile
+from dograph.train.noise import measured_parameters
 
 MOST_WARNINGS = 12
 LONG = 12  # longer tables scroll
@@ -265,7 +266,9 @@ def health_charts(data: PageData) -> list[LineChart]:
             continue
         # An exact solution has a residual of zero, which has no logarithm.
         log = metric == RESIDUAL and any(y > 0 for one in series for y in (one.raw or one).y)
-        note = note.format(batch=data.runs[0].config.train.batch_size)
+        every = dict.fromkeys(measured_parameters(run.config.sketch) for run in data.runs)
+        batch, parameters = data.runs[0].config.train.batch_size, " or ".join(every)
+        note = note.format(batch=batch, parameters=parameters)
         note += "; logarithmic, zeros are not drawn" if log else ""
         few = len(series) <= 4
         is_share = metric in SHARES

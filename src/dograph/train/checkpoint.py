@@ -10,9 +10,9 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -31,7 +31,16 @@ from dograph.train.run_dir import RunDirectory
 
 MODEL, WEIGHTS, OPTIMIZER = "model", "model.safetensors", "optimizer.safetensors"
 MIXER, WEIGHT_LOG, STATE = "mixer.safetensors", "weights.jsonl", "state.json"
+METERS = "meters.safetensors"  # of runs with sketches
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, by parameter
+
+
+class Meter(Protocol):
+    """What a run measures with running averages, besides its mixer."""
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,7 @@ class TrainingState:
     mixer: Mixer
     sampler: Sampler
     corpus_digest: str
+    meters: dict[str, Meter] = field(default_factory=dict)
 
 
 def write_checkpoint(
@@ -61,6 +71,8 @@ def write_checkpoint(
         save_file({name: t.contiguous() for name, t in moments.items()}, temporary / OPTIMIZER)
         tensors, values = split_state(state.mixer.state_dict())
         save_file(tensors, temporary / MIXER)
+        if state.meters:
+            save_file(meter_tensors(state.meters), temporary / METERS)
         write_text(temporary / WEIGHT_LOG, state.sampler.log.cut(step).dump())
         seal(temporary, step, state.corpus_digest, values)
         os.rename(temporary, final)
@@ -110,6 +122,8 @@ def read_checkpoint(run: RunDirectory, step: int, state: TrainingState) -> bool:
     restore_optimizer(state.optimizer, state.model, load_file(folder / OPTIMIZER), step)
     if WEIGHT_LOG in stored["sha256"]:
         state.sampler.log = WeightLog.load(folder / WEIGHT_LOG, state.sampler.names)
+    if METERS in stored["sha256"]:  # checkpoints of older versions have none
+        restore_meters(state.meters, load_file(folder / METERS))
     if stored["mixer"] is None:
         return False
     state.mixer.load_state_dict({**stored["mixer"], **load_file(folder / MIXER)})
@@ -159,6 +173,21 @@ def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, 
     """A mixer's state as tensors and JSON values."""
     tensors = {name: v.contiguous() for name, v in state.items() if isinstance(v, Tensor)}
     return tensors, {name: value for name, value in state.items() if name not in tensors}
+
+
+def meter_tensors(meters: Mapping[str, Meter]) -> dict[str, Tensor]:
+    """The states of all meters, under names of their own."""
+    states = {name: meter.state_dict() for name, meter in meters.items()}
+    return {f"meters.{name}.{key}": t for name, own in states.items() for key, t in own.items()}
+
+
+def restore_meters(meters: Mapping[str, Meter], tensors: dict[str, Tensor]) -> None:
+    """Take the states of `meter_tensors` out of `tensors`; a meter without one starts anew."""
+    for name, meter in meters.items():
+        prefix = f"meters.{name}."
+        own = {key.removeprefix(prefix): key for key in tensors if key.startswith(prefix)}
+        if own:
+            meter.load_state_dict({key: tensors.pop(stored) for key, stored in own.items()})
 
 
 def save_model(

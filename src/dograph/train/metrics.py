@@ -76,9 +76,10 @@ def step_rows(
     weight_NB = torch.stack([record.weight_B for record in records]).double().cpu().numpy()
     norm_N = torch.stack([record.grad_norm for record in records]).tolist()
     source_NB = torch.stack([record.source_B for record in records]).cpu().numpy()
-    read_together(record.report for record in records)
+    read_together(report for record in records for report in (record.report, record.noise))
     reports = [
-        {name: value for name, value in record.report.items() if not name.startswith("samples/")}
+        {name: v for name, v in record.report.items() if not name.startswith("samples/")}
+        | dict(record.noise)
         for record in records
     ]
     tensors = [v for report in reports for v in report.values() if isinstance(v, Tensor)]

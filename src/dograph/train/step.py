@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Sequence, Set
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,6 +73,7 @@ class StepRecord:
     lr: float
     report: Report  # the mixer's metrics
     laps: list[Lap]
+    noise: Report = field(default_factory=dict)  # the noise scale, if there are sketches
 
 
 class TrainStep:

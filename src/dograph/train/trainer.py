@@ -37,6 +37,7 @@ from dograph.train.distributed import World, at_rest, describe_environment, peak
 from dograph.train.edits import Edits, read_request
 from dograph.train.forecast import memory_problem
 from dograph.train.metrics import is_due, is_end, is_logged
+from dograph.train.noise import NoiseScale
 from dograph.train.run_dir import FORK, RunDirectory
 from dograph.train.step import StepRecord, TrainStep, build_optimizer, rate_change
 
@@ -114,9 +115,10 @@ def fork_run(config: RunConfig, parent: RunDirectory, step: int, given: list[str
     try:
         shutil.rmtree(new.path, ignore_errors=True)
         shutil.copytree(source, folder)
-        for name, is_same in ((checkpoint.MIXER, same_mixer), (checkpoint.WEIGHT_LOG, same_data)):
+        kept = {checkpoint.MIXER: same_mixer, checkpoint.METERS: same_mixer}
+        for name, is_same in {**kept, checkpoint.WEIGHT_LOG: same_data}.items():
             if not is_same:
-                (folder / name).unlink()
+                (folder / name).unlink(missing_ok=True)
         checkpoint.seal(folder, step, corpus.digest, state["mixer"] if same_mixer else None)
         with open(new.metrics_file, "w", encoding="utf-8") as file:
             rows = read_lines(parent.metrics_file, lambda row: (checked_step(row), row))
@@ -174,6 +176,8 @@ class Trainer:
         if config.train.compile:
             compile_regions(model)
         self.step = TrainStep(config, world, world.wrap(model), optimizer, mixer)
+        self.noise = NoiseScale(self.corpus.sources)
+        self.state.meters.update({"noise": self.noise} if self.step.sketcher else {})
         self.probes = metrics.Probes(run, self.corpus, model, self.step)
         self.files = metrics.RunFiles(config, run, mixer, main=world.is_main)
         self.progress = Progress(silent=True)  # until `train`
@@ -274,6 +278,9 @@ class Trainer:
         """One step: draw, compute, update; then change the mixture if the mixer asks for it."""
         batch = loader.load(self.done, ahead=self.done + 1 < self.config.train.steps)
         record = self.step(batch, self.done)
+        if self.step.sketcher is not None:
+            self.noise.observe(record.signals, batch.source_B)
+            record = replace(record, noise=self.noise.report())
         self.unwritten.append(record)
         self.done += 1
         mixture = self.state.mixer.remix(record.signals)
