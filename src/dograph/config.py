@@ -177,12 +177,14 @@ class TrainConfig(Section):
     compile: bool = setting(False, "torch.compile blocks, last norm and loss")
     activation_checkpointing: bool = setting(False, "less memory, one more forward")
     deterministic: bool = setting(False, "CUDA: bitwise repeatable, slower")
+    on_spike: Literal["warn", "skip"] | None = setting(None, "watch samples: name spikes, or skip")
     extended: list[tuple[int, int]] = setting([], "[[40, 60]]: steps was 60 until a resume at 40")
 
     @model_serializer(mode="wrap")
     def _dump(self, dump: Any) -> dict[str, Any]:
-        """Without `extended` if it is empty, so that the keys of stored runs stay the same."""
-        return {name: value for name, value in dump(self).items() if value != []}
+        """Without what is newer, if it is not set: the keys of stored runs stay the same."""
+        newer = ([], None)
+        return {k: v for k, v in dump(self).items() if k == "micro_batch_size" or v not in newer}
 
     def steps_at(self, step: int) -> int:
         """The value of `steps` when the run made step `step`, counted from 0."""
@@ -312,11 +314,12 @@ def require_compatible(config: RunConfig, mixer: MixerNeeds, processes: int = 1)
             "than others; make train.batch_size a multiple of the processes, or "
             "train.micro_batch_size 2 or more"
         )
-    if "sketch" not in mixer.needs:
+    needed = f"mixer.name={config.mixer.name}" if "sketch" in mixer.needs else ""
+    if not needed and train.on_spike is None:
         return
     for refusal in mode_conflicts(sketch.mode, sketch.projection, shards=train.shard, of="sketch."):
-        raise ConfigError(f"mixer.name={config.mixer.name} needs sketches, and {refusal}")
-    if sketch.accumulation == "lagged" and (why := mixer.refuses_lagged()) is not None:
+        raise ConfigError(f"{needed or 'train.on_spike'} needs sketches, and {refusal}")
+    if needed and sketch.accumulation == "lagged" and (why := mixer.refuses_lagged()) is not None:
         raise ConfigError(
             f"sketch.accumulation=lagged with mixer.name={config.mixer.name}, which {why}; or use "
             "sketch.accumulation=two_sweeps, or keep (mode full)"

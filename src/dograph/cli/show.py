@@ -11,11 +11,12 @@ from dograph.records import Skipped
 
 PREVIEW, SHOW_PREVIEW = 48, 60  # characters of text shown with weights, and without them
 PLAIN: dict[str, Any] = {"box": None, "pad_edge": False}
-What = Literal["losses", "noise", "graph", "weights", "samples"]
+What = Literal["losses", "noise", "spikes", "graph", "weights", "samples"]
 # The options that each view takes.
 OPTIONS: dict[What, tuple[str, ...]] = {
     "losses": (),
     "noise": (),
+    "spikes": (),
     "graph": ("--step", "--out"),
     "weights": ("--step", "--json"),
     "samples": ("--step", "--json"),
@@ -23,7 +24,7 @@ OPTIONS: dict[What, tuple[str, ...]] = {
 
 
 def show(
-    what: What = argument(..., "losses, noise, graph, weights or samples", "WHAT"),
+    what: What = argument(..., "losses, noise, spikes, graph, weights or samples", "WHAT"),
     runs: list[Path] = argument(..., "run directories; several for losses", "RUNS"),
     step: int | None = option(None, "a step, counted from 1; for graph by default the newest"),
     out: Path | None = option(None, "for graph: the .json or .graphml file to write"),
@@ -32,6 +33,7 @@ def show(
     """Show what a run has recorded. Nothing is trained or replayed.
 
     losses: last validation loss of each source. noise: the noise scale, beside the batch size.
+    spikes: steps of unusual loss or gradient norm, the samples behind them, flagged documents.
     graph: the domains, their sources, how much their gradients agree. weights: the samples of one
     step with domain and weight (1 is an equal weight), and why. samples: the documents of one step,
     with input file and line.
@@ -40,6 +42,7 @@ def show(
     dograph show losses runs/mine                             nats, perplexity, bits per byte
     dograph show losses runs/natural runs/dograph             one column per run
     dograph show noise runs/mine                              in samples, with 95 % intervals
+    dograph show spikes runs/mine                             of runs with train.on_spike
     dograph show graph runs/mine                              the newest domain graph, as tables
     dograph show graph runs/mine --step 500 --out g.graphml   for Gephi, Cytoscape, networkx
     dograph show weights runs/mine --step 500
@@ -55,8 +58,14 @@ def show(
         return
     if len(runs) > 1:
         raise ConfigError(f"`show {what}` takes one run, got {len(runs)}; show them one by one")
-    if what == "noise":
-        _noise(runs[0])
+    if what in ("noise", "spikes"):
+        from dograph.eval.recorded import noise_table, watched_lines
+
+        skipped, shown = Skipped(), console.open_console()
+        noise = [noise_table(runs[0], skipped)] if what == "noise" else []
+        for part in noise or watched_lines(runs[0], skipped):
+            shown.print(part, markup=False, highlight=False)
+        warn(skipped.warnings())
     elif what == "graph":
         _graph(runs[0], step, out)
     elif step is None:
@@ -70,26 +79,6 @@ def print_losses(runs: list[Path]) -> None:
 
     width, skipped = max(console.PIPE_WIDTH, 40 + 40 * len(runs)), Skipped()  # one column per run
     console.open_console(width).print(losses_table(runs, skipped))
-    warn(skipped.warnings())
-
-
-def _noise(run: Path) -> None:
-    """The newest noise scale, of all samples and by source."""
-    from rich.markup import escape
-
-    from dograph.eval.recorded import last_noise
-    from dograph.train.noise import HIGH, LOW, SCALE, measured_parameters
-    from dograph.train.run_dir import RunDirectory
-
-    skipped, config = Skipped(), RunDirectory.open(run).config()
-    step, scales = last_noise(run, skipped)
-    rows = []
-    for name, own in scales.items():
-        cells = [f"{own[end]:.4g}" if end in own else "" for end in (SCALE, LOW, HIGH)]
-        rows.append([escape(name), cells[0] or "not yet", *cells[1:]])
-    print(f"noise scale of {measured_parameters(config.sketch)}, in samples, after step {step}")
-    print_table(("", "scale", "from", "to (95 %)"), rows, ("",), **PLAIN)
-    print(f"batch: {config.train.batch_size} samples of {config.data.seq_len} tokens")
     warn(skipped.warnings())
 
 

@@ -42,6 +42,7 @@ from dograph.sketch.rules import replaced_forward
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.checkpoint import Meter, meter_tensors, restore_meters, split_state
 from dograph.train.noise import NoiseScale
+from dograph.train.watch import SampleWatch
 from dograph.types import Signals
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ def attach(
     sources: str | None = None,
     source_names: Sequence[str] = (),
     exclude: tuple[str, ...] = (),
+    watch: SampleWatch | None = None,
+    ids: str | None = None,
 ) -> None:
     """Let `mixer` weight the samples that a Trainer trains on.
 
@@ -75,8 +78,9 @@ def attach(
     Modes: `twopass` sketches every layer, except parameters named in `exclude`, with two backward
     passes; `head` sketches only the output layer, with one. `sources` is the name of the training
     input that holds each sample's source, an index into `source_names`, for metrics. The log gets
-    the noise scale of what is sketched. The mixer's state is saved in every checkpoint folder and
-    restored by `train(resume_from_checkpoint=...)`.
+    the noise scale of what is sketched. `watch` looks at every step; its `ring` has the last ones,
+    with the samples' `ids`, the training input of that name. The state of all of them is saved in
+    every checkpoint folder and restored by `train(resume_from_checkpoint=...)`.
     """
     from transformers import TrainerCallback
 
@@ -86,11 +90,13 @@ def attach(
     require_mixer(mixer, sources)
     _require_mode(mode, trainer.model, exclude)
     projection = Projection(dim=dim, seed=seed, refresh=mixer.refresh(None))
-    sketches = mode if "sketch" in mixer.needs else None
-    if source_names and sources is None:
-        raise ConfigError("source_names are for a training input that sources= names; give both")
+    if watch is not None and watch.skips:
+        raise ConfigError("the Trainer's optimizer cannot skip an update; give SampleWatch()")
+    sketches = mode if "sketch" in mixer.needs or watch else None
     noise = NoiseScale(source_names)
-    attached = AttachedMixer(trainer, mixer, sketches, projection, sources, exclude, noise)
+    attached = AttachedMixer(
+        trainer, mixer, sketches, projection, sources, exclude, noise, watch, ids
+    )
     trainer.training_step, trainer.train = attached.training_step, attached.train
     trainer.get_batch_samples = attached.get_batch_samples
     trainer.loss_is_scaled_for_ga = True  # older versions infer it from compute_loss_func
@@ -127,6 +133,8 @@ class AttachedMixer:
     sources: str | None
     exclude: tuple[str, ...]
     noise: NoiseScale
+    watch: SampleWatch | None
+    ids: str | None
     resumed: bool = False  # a restored mixer keeps the warm-up of its first start
     unweighted: Tensor | None = None
     head_output: Tensor | None = None  # what the replaced output layer returned
@@ -136,6 +144,7 @@ class AttachedMixer:
         self.stock_step = self.trainer.training_step
         self.stock_batches = self.trainer.get_batch_samples
         self.meters: dict[str, Meter] = {"noise": self.noise} if self.mode else {}
+        self.meters |= {} if self.watch is None else {"watch": self.watch}
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
@@ -203,6 +212,7 @@ class AttachedMixer:
         self.num_samples = world_size() * sum(rows.num_local for rows in self.rows)
         self.results: list[MicroBatchResult] = []
         self.weights: list[Tensor] = []
+        self.sample_ids: list[Tensor] = []
         return batches, num_items
 
     def training_step(self, model: nn.Module, inputs: Mapping[str, Any], *_: Any) -> Tensor:
@@ -213,6 +223,9 @@ class AttachedMixer:
         if self.sources is not None:
             self.source_b = entry(given, self.sources).to(device)
             del given[self.sources]
+        if self.ids is not None:
+            self.sample_ids.append(entry(given, self.ids).to(device))
+            del given[self.ids]
         token_bT, step = entry(given, "input_ids").to(device), self.trainer.state.global_step
         with ExitStack() as stack:
             if self.mode == "twopass":
@@ -297,6 +310,10 @@ class AttachedMixer:
         self.unweighted = signals.loss_B.mean()
         if self.mode:
             self.noise.observe(signals)
+        if self.watch is not None:
+            each = zip(self.rows, self.sample_ids, strict=False)  # none if there are no ids
+            ids = [rows.gather(id_b) for rows, id_b in each]
+            self.watch.observe(signals, ids=torch.cat(ids) if ids else ())
         return signals
 
     def _signals(self, results: Sequence[MicroBatchResult], rows: Sequence[WorldRows]) -> Signals:

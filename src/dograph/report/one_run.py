@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dograph.config import RunConfig
-from dograph.eval.recorded import domains_last, read_validation
+from dograph.eval.recorded import domains_last, read_validation, watched_lines
 from dograph.plan.jobs import RESULT
 from dograph.progress import duration
 from dograph.records import Skipped, read_record
@@ -94,6 +94,7 @@ class RunData:
     epochs: dict[str, float | None]  # by source
     warnings: list[str]
     curves: dict[str, Series]  # by the name of the metric
+    watched: list[str]  # spikes and flagged documents, with train.on_spike
     cost: StepCosts
     domains: DomainsView | None
 
@@ -122,7 +123,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
         curves[metric] = curve(*columns.get(metric), buckets, smooth=smooth)
     losses, cost, warnings = last_losses(run), cost_of(run), warnings_of(run)
     facts, domains = _facts(run, cost), domains_of(run, buckets, texts)
-    is_live = run.files.use() != "free"
+    is_live, is_watched = run.files.use() != "free", run.files.watch_file.is_file()
     damage = [*columns.skipped.warnings(live=is_live), *run.skipped.warnings(live=is_live)]
     return RunData(
         path=run.path,
@@ -137,6 +138,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
         epochs={source: columns.last(f"data/{source}/epochs") for source in losses},
         warnings=warnings + damage,
         curves=curves,
+        watched=watched_lines(run.path, run.skipped) if run.corpus and is_watched else [],
         cost=cost,
         domains=domains,
     )
@@ -252,12 +254,11 @@ def cost_of(run: OpenRun) -> StepCosts:
 
 
 def noise_text(run: OpenRun) -> str:
-    """The newest noise scale with its interval; empty for a run without sketches."""
-    scale, low, high = (run.columns.last(f"noise/{name}") for name in (SCALE, LOW, HIGH))
-    if scale is None:
-        return ""
-    ends = "" if low is None else f" (95 % interval {low:.3g} to {f'{high:.3g}' if high else '?'})"
-    return f"{scale:.3g} samples{ends}, of {measured_parameters(run.config.sketch)}"
+    """The newest noise scale with its interval, to stand after the batch size."""
+    scale, *ends = (run.columns.last(f"noise/{name}") for name in (SCALE, LOW, HIGH))
+    shown = " to ".join("?" if end is None else f"{end:.3g}" for end in ends)
+    of = f"samples (95 %: {shown}), of {measured_parameters(run.config.sketch)}"
+    return "" if scale is None else f"; noise scale {scale:.3g} {of}"
 
 
 def _facts(run: OpenRun, cost: StepCosts) -> dict[str, str]:
@@ -274,7 +275,7 @@ def _facts(run: OpenRun, cost: StepCosts) -> dict[str, str]:
         "seed": str(config.seed),
         "steps": f"{run.columns.last_step:,} of {train.steps:,}",
         "batch": f"{train.batch_size} samples of {config.data.seq_len} tokens, {train.dtype}"
-        + (f"; noise scale {noise}" if (noise := noise_text(run)) else ""),
+        + noise_text(run),
         "tokens": f"{run.columns.last_step * config.tokens_per_step:,}",
         "device": ", ".join(dict.fromkeys(map(str, devices))),
         "processes": str(environment.get("world_size", "?")),

@@ -253,8 +253,11 @@ def source_chart(run: RunData) -> LineChart:
 
 def health(data: PageData) -> list[PageItem]:
     """Charts that show whether weights are reasonable."""
-    charts = health_charts(data)
-    return [PageBlock("grid", charts) if charts else PageBlock("soft", NO_STEPS)]
+    charts, watched = health_charts(data), list[PageItem]()
+    for run in (run for run in data.runs if run.watched):
+        name = f", {run.name}" if len(data.runs) > 1 else ""
+        watched += [heading(f"Spikes and unusual samples{name}"), PageBlock("list", run.watched)]
+    return [PageBlock("grid", charts) if charts else PageBlock("soft", NO_STEPS), *watched]
 
 
 def health_charts(data: PageData) -> list[LineChart]:

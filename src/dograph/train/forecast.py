@@ -10,6 +10,7 @@ counted in full, causal or not. All else (norms, softmax, AdamW) is left out, as
 """
 
 import time
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ from dograph.train.step import strategy_of
 WIDE = 4  # bytes of a float32: sketches, embeddings and the residual stream
 KEPT_PER_LAYER = 34  # bytes saved for the backward per layer, token and unit of width, in bfloat16
 TIMED_TOKENS, TIMED_SECONDS = 512, 1.0  # of a measurement of speed; GPUs take 16 times as many
+SKETCH = frozenset({"sketch"})  # what a mixer with sketches needs before it weighs
 LEAST_BLOCKS = 16  # of a validation source, without a warning
 
 
@@ -77,14 +79,14 @@ def count_flops(
     return Flops(2.0 * rows * weights, attention)
 
 
-def extra_work(model: PerSampleLoss, config: RunConfig) -> list[Work]:
+def extra_work(model: PerSampleLoss, config: RunConfig, needs: Set[str] = SKETCH) -> list[Work]:
     """The work of `sketch.mode` beyond a plain step on the same batch.
 
     Two sweeps are an extra forward for the sketches, then a plain step.
     """
     sketch, num_samples, rows = config.sketch, config.train.batch_size, config.tokens_per_step
     mode, size = sketch.mode, 2 if config.train.half else WIDE
-    two_sweeps = strategy_of(config, {"sketch"}) == "two_sweeps"
+    two_sweeps = strategy_of(config, needs) == "two_sweeps"
     flops, shape = count_flops(model, num_samples, config.data.seq_len), model.model.config
     head = output_layer(model, None) if mode == "head" else None
     rules, blocks = cover(model, tuple(sketch.exclude), only=head), shape.num_hidden_layers
@@ -212,8 +214,8 @@ def step_flops(config: RunConfig, corpus: Corpus) -> float:
     needs = build_mixer(config.mixer.name, config.mixer.options).needs_before_weights
     plain, twice = count_flops(model, *batch), strategy_of(config, needs) == "two_sweeps"
     total, backwards = plain.step, 1
-    if "sketch" in needs:
-        total += sum(piece.flops for piece in extra_work(model, config))
+    if "sketch" in needs or train.on_spike is not None:
+        total += sum(piece.flops for piece in extra_work(model, config, needs))
         backwards += twice or config.sketch.mode == "twopass"
     elif twice:
         total += plain.forward
@@ -254,7 +256,8 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
     tokens = (train.micro_batch_size or train.batch_size) * config.data.seq_len
     per_unit = tokens * width * (1 if train.half else 2)
     kept = layers * per_unit * KEPT_PER_LAYER
-    waiting = "sketch" in mixer.needs and config.sketch.mode in DETACHING
+    sketches = "sketch" in mixer.needs or train.on_spike is not None
+    waiting = sketches and config.sketch.mode in DETACHING
     if train.activation_checkpointing and not waiting:
         kept = layers * per_unit * 2 + per_unit * KEPT_PER_LAYER
     return Forecast(
@@ -284,7 +287,7 @@ def memory_problem(
     except RuntimeError:  # a model of one's own that cannot be built without memory
         return []
     facts, needs = model.model.config, build_mixer(config.mixer.name, config.mixer.options).needs
-    batch, sketches = train.batch_size, "sketch" in needs
+    batch, sketches = train.batch_size, "sketch" in needs or train.on_spike is not None
     some = min(train.micro_batch_size or batch, -(-batch // ranks))  # samples at once
     kept = 1 if train.activation_checkpointing else 8
     kept *= getattr(facts, "num_hidden_layers", 0) * getattr(facts, "hidden_size", 0)

@@ -266,6 +266,8 @@ class RunFiles:
             self.paths["samples"] = run.samples_file
         if mixer.has_domains:
             self.paths["graph"] = run.graph_file
+        if config.train.on_spike is not None:
+            self.paths["watch"] = run.watch_file
         self._files: dict[str, IO[str]] = {}
         self.sinks: list[Sink] = []
 
@@ -314,7 +316,7 @@ class Probes:
         self.run, self.model, self.sources = run, model, corpus.sources
         self.config, self.world, self.mixer = step.config, step.world, step.mixer
         self.sketcher, train, probe = step.sketcher, step.config.train, step.config.probe
-        wanted = probe.rows if self.sketcher else 0
+        wanted = probe.rows if "sketch" in self.mixer.needs else 0
         self.blocks = even_blocks(corpus, "validation", self.config.data.seq_len, wanted)
         fractions = probe.at if self.blocks else []
         lengths = [train.steps, *(steps for _, steps in train.extended)]

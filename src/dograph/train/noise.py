@@ -1,13 +1,14 @@
-"""The gradient noise scale, measured from the sketches of one batch after the other.
+"""The gradient noise scale, from the sketches of single samples.
 
 With s_i the sketches of B samples, m = |mean s|^2 and q = mean |s_i|^2,
 
     G2 = (B m - q) / (B - 1)      unbiased for |E s|^2, the squared norm of the true gradient
     S2 = (q - m) B / (B - 1)      unbiased for E |s - E s|^2, the variance of one sample's gradient
 
-and S2 / G2 is the simple noise scale of McCandlish et al. (2018), in samples: a mean over so many
-samples has as much noise as signal. G2 and S2 are averaged over the run before they are divided,
-since G2 of one batch may well be negative. Samples count as independent and with equal weights.
+and S2 / G2 is the simple noise scale of McCandlish et al. (2018): a mean over so many samples has
+as much noise as signal. Both are averaged over the run first, since G2 of one batch may be
+negative. Where the sampler fixes how many samples each source has, differences between sources are
+no noise: S2 is then W, the mean of the sources' own S2, and G2 = m - W / B.
 
 Shapes: B samples, K sketch, R rows: the whole batch, then each source.
 """
@@ -33,13 +34,14 @@ SCALE, LOW, HIGH = "scale_samples", "scale_low_samples", "scale_high_samples"
 
 
 class NoiseScale:
-    """Averages G2 and S2 over the samples of a run, of all samples and of each source.
+    """Averages G2 and S2 of all samples and of each source; only its report waits for the device.
 
-    Nothing here waits for the device; reading the report does.
+    `sources` are the names of the indices in `source_B`. `by_quota`: the number of samples of each
+    source is fixed and not drawn, as in `dograph train`.
     """
 
-    def __init__(self, sources: Sequence[str] = ()) -> None:
-        self.sources = list(sources)  # names of the indices in `source_B`
+    def __init__(self, sources: Sequence[str] = (), *, by_quota: bool = False) -> None:
+        self.sources, self.by_quota = list(sources), by_quota
         # Of each row: samples seen; averages of G2 and S2; their last values; the covariance of the
         # averages (GG, GS, SS); the sum of the squared weights of the batches.
         self.state_R9 = torch.zeros(1 + len(self.sources), 9, dtype=torch.float64)
@@ -52,7 +54,8 @@ class NoiseScale:
         if self.sources and source_B is None:
             raise ConfigError(f"give the sources of the samples, indices into {self.sources}")
         with torch.no_grad(), torch.autocast(sketch_BK.device.type, enabled=False):
-            self._add(*batch_moments(sketch_BK.float(), source_B, len(self.sources)))
+            source_S = torch.arange(len(self.sources), device=sketch_BK.device)
+            self._add(*batch_moments(sketch_BK.float(), source_B, source_S, self.by_quota))
 
     def _add(self, count_R: Tensor, new_R2: Tensor) -> None:
         state_R9 = self.state_R9 = self.state_R9.to(count_R.device)
@@ -101,21 +104,23 @@ def measured_parameters(sketch: SketchConfig) -> str:
 
 
 def batch_moments(
-    sketch_BK: Tensor, source_B: Tensor | None, num_sources: int
+    sketch_BK: Tensor, source_B: Tensor | None, source_S: Tensor, by_quota: bool
 ) -> tuple[Tensor, Tensor]:
     """Number of samples, and G2 and S2, of the batch and of the samples of each source in it."""
     member_RB = sketch_BK.new_ones(1, len(sketch_BK))
-    if source_B is not None:
-        source_S1 = torch.arange(num_sources, device=sketch_BK.device)[:, None]
-        own_SB = source_B.to(sketch_BK.device, non_blocking=True) == source_S1
+    if len(source_S):
+        assert source_B is not None
+        own_SB = source_B.to(sketch_BK.device, non_blocking=True) == source_S[:, None]
         member_RB = torch.cat([member_RB, own_SB.to(member_RB)])
     count_R = member_RB.sum(dim=1).double()
     least_R = count_R.clamp_min(2)  # of fewer samples the result is not used
     mean_square_R = (member_RB @ sketch_BK).double().square().sum(dim=1) / least_R**2
     square_R = (member_RB @ sketch_BK.square().sum(dim=1)).double() / least_R
-    signal_R = (least_R * mean_square_R - square_R) / (least_R - 1)
     noise_R = (square_R - mean_square_R) * least_R / (least_R - 1)
-    return count_R, torch.stack([signal_R, noise_R], dim=1)
+    if by_quota:
+        known_S = count_R[1:] * (count_R[1:] >= 2)
+        noise_R[0] = (known_S * noise_R[1:]).sum() / known_S.sum()  # NaN if there is none: not used
+    return count_R, torch.stack([mean_square_R - noise_R / least_R, noise_R], dim=1)
 
 
 def noise_scale(

@@ -6,11 +6,12 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from corpora import write_corpus
 from dograph.config import SketchConfig, resolve_config
 from dograph.errors import ConfigError, RunError
-from dograph.eval.recorded import last_noise
+from dograph.eval.recorded import noise_table
 from dograph.records import Skipped
 from dograph.train import checkpoint
 from dograph.train.distributed import World
@@ -82,6 +83,24 @@ def test_intervals_hold_the_true_scale_about_as_often_as_they_say():
     hits = sum(low[name] < TRUE_SCALE < high.get(name, math.inf) for name in low)
     assert len(low) == 200
     assert 0.90 <= hits / 200 <= 0.99
+
+
+def test_fixed_numbers_of_samples_per_source():
+    """Two sources apart by 2: with quotas that is no noise, with free draws it is."""
+    apart_K, source_B = torch.eye(WIDTH)[0], torch.arange(2).repeat(4)
+    fixed, free = NoiseScale(["a", "b"], by_quota=True), NoiseScale(["a", "b"])
+    for step in range(400):
+        noise_BK, sign_B1 = quadratic(8, step), 1.0 - 2 * source_B[:, None]
+        fixed.observe(signals(noise_BK + sign_B1 * apart_K, source_B))
+        drawn_B = torch.randint(2, (8,), generator=torch.manual_seed(step))
+        free.observe(signals(noise_BK + (1.0 - 2 * drawn_B[:, None]) * apart_K, drawn_B))
+    signal = WIDTH * FROM_MINIMUM**2
+    assert dict(fixed.report())["noise/scale_samples"] == pytest.approx(TRUE_SCALE, rel=0.06)
+    with_difference = TRUE_SCALE + 1 / signal
+    assert dict(free.report())["noise/scale_samples"] == pytest.approx(with_difference, rel=0.06)
+    alone = NoiseScale(["a", "b"], by_quota=True)  # one sample of each source says nothing
+    alone.observe(signals(quadratic(2, 0), torch.arange(2)))
+    assert dict(alone.report()) == {}
 
 
 def test_averages_weigh_batches_by_samples_and_forget_the_start():
@@ -172,7 +191,9 @@ def test_a_resumed_run_measures_the_same_and_an_old_checkpoint_starts_anew(tmp_p
         shutil.rmtree(run.checkpoint(8))
         if old:
             folder = run.checkpoint(4)
-            (folder / checkpoint.METERS).unlink()
+            tensors = load_file(folder / checkpoint.MIXER)
+            assert tensors.pop("meters.noise.state").shape == (4, 9)
+            save_file(tensors, folder / checkpoint.MIXER)
             facts = json.loads((folder / checkpoint.STATE).read_text())
             checkpoint.seal(folder, 4, facts["corpus"], facts["mixer"])
         again = resume_run(settings(tmp_path, "whole"), CPU)
@@ -185,9 +206,10 @@ def test_show_reads_the_newest_scale(tmp_path):
     for run, more in (("sketched", ()), ("plain", ("mixer.name=natural",))):
         trainer = start_run(settings(tmp_path, run, *more), CPU)
         trainer.train()
-    step, scales = last_noise(tmp_path / "sketched", Skipped())
-    assert step == 8
-    assert list(scales) == ["all samples", "alpha", "beta", "gamma"]
-    assert scales["all samples"]["scale_samples"] > 0
-    with pytest.raises(RunError, match="no sketches"):
-        last_noise(tmp_path / "plain", Skipped())
+    table = noise_table(tmp_path / "sketched", Skipped())
+    names, scales, *_ = (list(column.cells) for column in table.columns)
+    assert "of all parameters, after step 8; batch: 12" in table.title
+    assert names == ["all samples", "alpha", "beta", "gamma"]
+    assert float(scales[0]) > 0
+    with pytest.raises(RunError, match="no step with sketches"):
+        noise_table(tmp_path / "plain", Skipped())
