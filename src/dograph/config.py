@@ -203,13 +203,14 @@ class TrainConfig(Section):
     compile: bool = setting(False, "torch.compile blocks, last norm and loss")
     activation_checkpointing: bool = setting(False, "less memory, one more forward")
     deterministic: bool = setting(False, "CUDA: bitwise repeatable, slower")
+    on_spike: Literal["warn", "skip"] | None = setting(None, "watch samples: name spikes, or skip")
     extended: list[tuple[int, int]] = setting([], "[[40, 60]]: steps was 60 until a resume at 40")
 
     @model_serializer(mode="wrap")
     def _dump(self, dump: Any) -> dict[str, Any]:
-        """Without settings that few runs have, so that the keys of stored runs stay the same."""
-        rare: list[tuple[str, Any]] = [("extended", []), ("reference_batch_size", None)]
-        return {name: value for name, value in dump(self).items() if (name, value) not in rare}
+        """Without what is newer, if it is not set: the keys of stored runs stay the same."""
+        newer: list[Any] = [[], None]
+        return {k: v for k, v in dump(self).items() if k == "micro_batch_size" or v not in newer}
 
     @property
     def half(self) -> bool:

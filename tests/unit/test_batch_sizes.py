@@ -1,5 +1,6 @@
 """The batch size of every step, against a loop that counts samples one step at a time."""
 
+import json
 import math
 import random
 
@@ -7,8 +8,9 @@ import pytest
 
 from dograph.config import parse_config, resolve_config
 from dograph.errors import ConfigError
-from dograph.eval.recorded import proposed_sizes
+from dograph.eval.recorded import proposal, proposed_sizes
 from dograph.files import load_yaml
+from dograph.records import Skipped
 from dograph.train.assembly import forked_sizes, with_steps
 from dograph.train.step import rate_of
 from dograph.types import BatchSizes
@@ -155,3 +157,22 @@ def test_one_noisy_scale_changes_no_proposal_and_sizes_never_fall():
     assert [size for _, size in found] == [4, 8, 16]
     for (tokens, _), (before, _) in zip(found, calm, strict=True):
         assert abs(tokens - before) <= 1e5
+
+
+def test_a_run_proposes_sizes_for_another_one(tmp_path):
+    """By the tokens that its own, changing batches had drawn."""
+    config = configured(*RAMP)
+    (tmp_path / "config.yaml").write_text(config.dump())
+    scales = {5: None, 10: 3.0, 25: 20.0, 30: 33.0, 63: 70.0}
+    rows = [{"step": step, "train/loss_nats": 2.0} for step in range(1, 70)]
+    for step, scale in scales.items():
+        if scale is not None:
+            rows[step - 1]["noise/scale_samples"] = scale
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    (line,) = proposal(tmp_path, Skipped())
+    tokens = (100 + 5 * 8) * 10, 404 * 10  # before step 31, and before step 64
+    wanted = f"'train.batch_size=[[0, 4], [{tokens[0]}, 8], [{tokens[1]}, 16]]'"
+    assert line.endswith(f": {wanted} train.reference_batch_size=16")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    assert proposal(tmp_path, Skipped()) == []

@@ -107,7 +107,7 @@ def _check(config: "RunConfig") -> None:
     if (preset := config.model.preset) is not None:
         length, dropout = config.data.seq_len, config.model.dropout
         preset_config(preset, vocab_size=2, seq_len=length, dropout=dropout)
-    if "sketch" in mixer.needs:
+    if "sketch" in mixer.needs or config.train.on_spike is not None:
         refresh = mixer.refresh(sketch.refresh)
         Projection(dim=sketch.dim, kind=sketch.projection, seed=config.seed, refresh=refresh)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dograph.data.corpus import Corpus, StratumTokens
+from dograph.data.corpus import Block, Corpus, StratumTokens
 from dograph.errors import ConfigError, RunError
 from dograph.records import Skipped, checked_step, read_lines
 from dograph.rng import key64, stream
@@ -291,6 +291,18 @@ class Sampler:
             weight_S[members] += weight * share_S[members] / share_S[members].sum()
         weight_S /= weight_S.sum()
         return weight_S
+
+
+def sample_text(corpus: Corpus, ids: SampleIds, row: int, seq_len: int) -> str | None:
+    """The text of a sample of a batch; None if the corpus has only tokens."""
+    block = Block(0, corpus.train[ids.stratum_B[row]], int(ids.block_B[row]), seq_len)
+    return block.text(corpus) if corpus.manifest.tokenizer.file is not None else None
+
+
+def sample_place(corpus: Corpus, ids: SampleIds, row: int) -> str:
+    """The origin of a sample in words."""
+    own = sample_origin(corpus, ids, row)
+    return f"{own['source']} document {own['document']} ({own['input']} line {own['line']})"
 
 
 def sample_origin(corpus: Corpus, ids: SampleIds, row: int) -> dict[str, str | int]:

@@ -132,11 +132,12 @@ def require_compatible(config: RunConfig, mixer: Mixer, processes: int = 1) -> N
             "than others; make train.batch_size a multiple of the processes, or "
             "train.micro_batch_size 2 or more"
         )
-    if "sketch" not in mixer.needs:
+    needed = f"mixer.name={config.mixer.name}" if "sketch" in mixer.needs else ""
+    if not needed and train.on_spike is None:
         return
     for refusal in mode_conflicts(sketch.mode, sketch.projection, shards=train.shard, of="sketch."):
-        raise ConfigError(f"mixer.name={config.mixer.name} needs sketches, and {refusal}")
-    if sketch.accumulation == "lagged" and (why := mixer.refuses_lagged()) is not None:
+        raise ConfigError(f"{needed or 'train.on_spike'} needs sketches, and {refusal}")
+    if needed and sketch.accumulation == "lagged" and (why := mixer.refuses_lagged()) is not None:
         raise ConfigError(
             f"sketch.accumulation=lagged with mixer.name={config.mixer.name}, which {why}; or use "
             "sketch.accumulation=two_sweeps, or keep (mode full)"

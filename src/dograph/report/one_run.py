@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dograph.config import RunConfig
-from dograph.eval.recorded import domains_last, read_validation
+from dograph.eval.recorded import domains_last, read_validation, watched_lines
 from dograph.plan.jobs import RESULT
 from dograph.progress import duration
 from dograph.records import Skipped, read_record
@@ -19,6 +19,7 @@ from dograph.report.series import OpenRun, Series, curve
 from dograph.stats import ABOVE_ZERO, Estimate, t_interval
 from dograph.train.edits import edits_of
 from dograph.train.metrics import RARE, SUMMARIES
+from dograph.train.noise import HIGH, LOW, SCALE, measured_parameters
 
 ENVIRONMENT = "env.json"  # versions and devices
 WARM_UP = 5  # steps that mean times leave out: compilation, first allocations
@@ -42,6 +43,8 @@ HEALTH = {  # title and explanation of each chart
     "weights/gradient_norm_ratio": "Norm of the weighted gradient relative to equal weights: "
     "|sum c g| / |mean g| of the sketches; 1: weighting does not change the norm",
     RESIDUAL: "Solver residual: distance of the weights from a solution of the objective",
+    "noise/scale_samples": "Noise scale: in samples, of {parameters}; the batch has {batch}, and a "
+    "batch of this size would have as much noise as signal",
     "optim/grad_norm": "Gradient norm: of the update, before clipping",
 }
 FALLBACK = "equal weights were used: a gradient was not finite or the problem had no solution"
@@ -91,6 +94,7 @@ class RunData:
     epochs: dict[str, float | None]  # by source
     warnings: list[str]
     curves: dict[str, Series]  # by the name of the metric
+    watched: list[str]  # spikes and flagged documents, with train.on_spike
     cost: StepCosts
     domains: DomainsView | None
 
@@ -119,7 +123,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
         curves[metric] = curve(*columns.get(metric), buckets, smooth=smooth)
     losses, cost, warnings = last_losses(run), cost_of(run), warnings_of(run)
     facts, domains = _facts(run, cost), domains_of(run, buckets, texts)
-    is_live = run.files.use() != "free"
+    is_live, is_watched = run.files.use() != "free", run.files.watch_file.is_file()
     damage = [*columns.skipped.warnings(live=is_live), *run.skipped.warnings(live=is_live)]
     return RunData(
         path=run.path,
@@ -134,6 +138,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
         epochs={source: columns.last(f"data/{source}/epochs") for source in losses},
         warnings=warnings + damage,
         curves=curves,
+        watched=watched_lines(run.path, run.skipped) if run.corpus and is_watched else [],
         cost=cost,
         domains=domains,
     )
@@ -248,6 +253,14 @@ def cost_of(run: OpenRun) -> StepCosts:
     )
 
 
+def noise_text(run: OpenRun) -> str:
+    """The newest noise scale with its interval, to stand after the batch size."""
+    scale, *ends = (run.columns.last(f"noise/{name}") for name in (SCALE, LOW, HIGH))
+    shown = " to ".join("?" if end is None else f"{end:.3g}" for end in ends)
+    of = f"samples (95 %: {shown}), of {measured_parameters(run.config.sketch)}"
+    return "" if scale is None else f"; noise scale {scale:.3g} {of}"
+
+
 def _facts(run: OpenRun, cost: StepCosts) -> dict[str, str]:
     config, train, made = run.config, run.config.train, run.columns.last_step
     environment = read_record(run.path / ENVIRONMENT, _environment, run.skipped) or {}
@@ -261,7 +274,8 @@ def _facts(run: OpenRun, cost: StepCosts) -> dict[str, str]:
         "mixer": config.mixer.name + (f" ({options})" if options else ""),
         "seed": str(config.seed),
         "steps": f"{made:,} of {config.batches.steps:,}",
-        "batch": f"{config.batches} samples of {config.data.seq_len} tokens, {train.dtype}",
+        "batch": f"{config.batches} samples of {config.data.seq_len} tokens, {train.dtype}"
+        + noise_text(run),
         "tokens": f"{config.batches.drawn(made) * config.data.seq_len:,}",
         "device": ", ".join(dict.fromkeys(map(str, devices))),
         "processes": str(environment.get("world_size", "?")),

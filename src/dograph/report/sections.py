@@ -29,6 +29,7 @@ from dograph.report.collect import Comparison, PageData
 from dograph.report.one_run import HEALTH, LOSS, RESIDUAL, WARM_UP, RunData
 from dograph.report.series import FEW, SMOOTHED_SHARE, Series, distinct, rounded
 from dograph.stats import METRICS, t_quantile
+from dograph.train.noise import measured_parameters
 
 MOST_WARNINGS = 12
 LONG = 12  # longer tables scroll
@@ -253,8 +254,11 @@ def source_chart(run: RunData) -> LineChart:
 
 def health(data: PageData) -> list[PageItem]:
     """Charts that show whether weights are reasonable."""
-    charts = health_charts(data)
-    return [PageBlock("grid", charts) if charts else PageBlock("soft", NO_STEPS)]
+    charts, watched = health_charts(data), list[PageItem]()
+    for run in (run for run in data.runs if run.watched):
+        name = f", {run.name}" if len(data.runs) > 1 else ""
+        watched += [heading(f"Spikes and unusual samples{name}"), PageBlock("list", run.watched)]
+    return [PageBlock("grid", charts) if charts else PageBlock("soft", NO_STEPS), *watched]
 
 
 def health_charts(data: PageData) -> list[LineChart]:
@@ -266,7 +270,9 @@ def health_charts(data: PageData) -> list[LineChart]:
             continue
         # An exact solution has a residual of zero, which has no logarithm.
         log = metric == RESIDUAL and any(y > 0 for one in series for y in (one.raw or one).y)
-        note = note.format(batch=data.runs[0].config.batches)
+        every = dict.fromkeys(measured_parameters(run.config.sketch) for run in data.runs)
+        batch, parameters = data.runs[0].config.batches, " or ".join(every)
+        note = note.format(batch=batch, parameters=parameters)
         note += "; logarithmic, zeros are not drawn" if log else ""
         few = len(series) <= 4
         is_share = metric in SHARES

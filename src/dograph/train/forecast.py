@@ -11,6 +11,7 @@ counted in full, causal or not. All else (norms, softmax, AdamW) is left out, as
 
 import math
 import time
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,6 +36,7 @@ from dograph.train.step import strategy_of
 WIDE = 4  # bytes of a float32: sketches, embeddings and the residual stream
 KEPT_PER_LAYER = 34  # bytes saved for the backward per layer, token and unit of width, in bfloat16
 TIMED_TOKENS, TIMED_SECONDS = 512, 1.0  # of a measurement of speed; GPUs take 16 times as many
+SKETCH = frozenset({"sketch"})  # what a mixer with sketches needs before it weighs
 LEAST_BLOCKS = 16  # of a validation source, without a warning
 
 
@@ -78,14 +80,16 @@ def count_flops(
     return Flops(2.0 * rows * weights, attention)
 
 
-def extra_work(model: PerSampleLoss, config: RunConfig, num_samples: int) -> list[Work]:
+def extra_work(
+    model: PerSampleLoss, config: RunConfig, num_samples: int, needs: Set[str] = SKETCH
+) -> list[Work]:
     """The work of `sketch.mode` beyond a plain step on the same batch of so many samples.
 
     Two sweeps are an extra forward for the sketches, then a plain step.
     """
     sketch, rows = config.sketch, num_samples * config.data.seq_len
     mode, size = sketch.mode, 2 if config.train.half else WIDE
-    two_sweeps = strategy_of(config, {"sketch"}, num_samples) == "two_sweeps"
+    two_sweeps = strategy_of(config, needs, num_samples) == "two_sweeps"
     flops, shape = count_flops(model, num_samples, config.data.seq_len), model.model.config
     head = output_layer(model, None) if mode == "head" else None
     rules, blocks = cover(model, tuple(sketch.exclude), only=head), shape.num_hidden_layers
@@ -219,8 +223,8 @@ def flops_of_batch(config: RunConfig, model: PerSampleLoss, size: int) -> float:
     needs = build_mixer(config.mixer.name, config.mixer.options).needs_before_weights
     plain, twice = count_flops(model, *batch), strategy_of(config, needs, size) == "two_sweeps"
     total, backwards = plain.step, 1
-    if "sketch" in needs:
-        total += sum(piece.flops for piece in extra_work(model, config, size))
+    if "sketch" in needs or train.on_spike is not None:
+        total += sum(piece.flops for piece in extra_work(model, config, size, needs))
         backwards += twice or config.sketch.mode == "twopass"
     elif twice:
         total += plain.forward
@@ -261,7 +265,8 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
     tokens = (train.micro_batch_size or config.batches.largest) * config.data.seq_len
     per_unit = tokens * width * (1 if train.half else 2)
     kept = layers * per_unit * KEPT_PER_LAYER
-    waiting = "sketch" in mixer.needs and config.sketch.mode in DETACHING
+    sketches = "sketch" in mixer.needs or train.on_spike is not None
+    waiting = sketches and config.sketch.mode in DETACHING
     if train.activation_checkpointing and not waiting:
         kept = layers * per_unit * 2 + per_unit * KEPT_PER_LAYER
     return Forecast(
@@ -291,7 +296,7 @@ def memory_problem(
     except RuntimeError:  # a model of one's own that cannot be built without memory
         return []
     facts, needs = model.model.config, build_mixer(config.mixer.name, config.mixer.options).needs
-    batch, sketches = config.batches.largest, "sketch" in needs
+    batch, sketches = config.batches.largest, "sketch" in needs or train.on_spike is not None
     some = min(train.micro_batch_size or batch, -(-batch // ranks))  # samples at once
     kept = 1 if train.activation_checkpointing else 8
     kept *= getattr(facts, "num_hidden_layers", 0) * getattr(facts, "hidden_size", 0)

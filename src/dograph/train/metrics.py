@@ -78,9 +78,10 @@ def step_rows(
         [own_B.numpy() for own_B in torch.cat(own).double().cpu().split(sizes)] for own in every
     )
     norm_N = torch.stack([record.grad_norm for record in records]).tolist()
-    read_together(record.report for record in records)
+    read_together(report for record in records for report in (record.report, record.noise))
     reports = [
-        {name: value for name, value in record.report.items() if not name.startswith("samples/")}
+        {name: v for name, v in record.report.items() if not name.startswith("samples/")}
+        | dict(record.noise)
         for record in records
     ]
     tensors = [v for report in reports for v in report.values() if isinstance(v, Tensor)]
@@ -269,6 +270,8 @@ class RunFiles:
             self.paths["samples"] = run.samples_file
         if mixer.has_domains:
             self.paths["graph"] = run.graph_file
+        if config.train.on_spike is not None:
+            self.paths["watch"] = run.watch_file
         self._files: dict[str, IO[str]] = {}
         self.sinks: list[Sink] = []
 
@@ -317,7 +320,7 @@ class Probes:
         self.run, self.model, self.sources = run, model, corpus.sources
         self.config, self.world, self.mixer = step.config, step.world, step.mixer
         self.sketcher, train, probe = step.sketcher, step.config.train, step.config.probe
-        wanted = probe.rows if self.sketcher else 0
+        wanted = probe.rows if "sketch" in self.mixer.needs else 0
         self.blocks = even_blocks(corpus, "validation", self.config.data.seq_len, wanted)
         fractions = probe.at if self.blocks else []
         plans = [own for _, own in self.config.batch_plans()]

@@ -23,7 +23,7 @@ from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.data.digests import require_unchanged
 from dograph.data.loader import Loader
-from dograph.data.sampler import WeightEntry, sample_origin
+from dograph.data.sampler import WeightEntry, sample_origin, sample_place
 from dograph.errors import ConfigError, NonFiniteError, RunError, require
 from dograph.files import sha256_of, sync_file, write_json, write_text
 from dograph.mixers.registry import build_mixer, require_compatible
@@ -37,8 +37,10 @@ from dograph.train.distributed import World, at_rest, describe_environment, peak
 from dograph.train.edits import Edits, read_request
 from dograph.train.forecast import memory_problem
 from dograph.train.metrics import is_due, is_end, is_logged
+from dograph.train.noise import NoiseScale
 from dograph.train.run_dir import FORK, RunDirectory
 from dograph.train.step import StepRecord, TrainStep, build_optimizer, rate_change
+from dograph.train.watch import spike_lines
 
 SETTLED_AFTER = 3  # steps; then everything is built and compiled
 UNMIXED = ("step", "train", "valid", "data", "optim", "time", "memory")  # metrics of every mixer
@@ -174,6 +176,11 @@ class Trainer:
         if config.train.compile:
             compile_regions(model)
         self.step = TrainStep(config, world, world.wrap(model), optimizer, mixer)
+        self.noise = NoiseScale(self.corpus.sources, by_quota=True)
+        if self.step.sketcher is not None:
+            self.state.meters["noise"] = self.noise
+        if self.step.samples_watch is not None:
+            self.state.meters["watch"] = self.step.samples_watch
         self.probes = metrics.Probes(run, self.corpus, model, self.step)
         self.files = metrics.RunFiles(config, run, mixer, main=world.is_main)
         self.progress = Progress(silent=True)  # until `train`
@@ -274,6 +281,9 @@ class Trainer:
         """One step: draw, compute, update; then change the mixture if the mixer asks for it."""
         batch = loader.load(self.done, ahead=self.done + 1 < self.batches.steps)
         record = self.step(batch, self.done)
+        if self.step.sketcher is not None:
+            self.noise.observe(record.signals, batch.source_B)
+            record = replace(record, noise=self.noise.report())
         self.unwritten.append(record)
         self.done += 1
         mixture = self.state.mixer.remix(record.signals)
@@ -301,6 +311,7 @@ class Trainer:
         if self.world.is_main and self.state.mixer.needs:
             kept = [x for x in good if halted or is_logged(self.config, x.step + 1)]
             self.files.write("samples", metrics.sample_rows(kept))
+        self.write_watched(good)
         steps = metrics.step_rows(good, self.corpus.sources, self.bytes_per_token)
         rows = [metrics.logged(row, self.config, whole=halted) for row in steps]
         if not halted:
@@ -321,6 +332,15 @@ class Trainer:
         if halted:
             self.stop_for_nonfinite(records[len(good)])
         self.progress.update(self.done, metrics.step_note(rows[-1]))
+
+    def write_watched(self, records: list[StepRecord]) -> None:
+        """Record samples with far too large gradients, and say which steps are spikes."""
+        rows = [row for x in records if x.watched is not None and (row := x.watched.row())]
+        self.files.write("watch", [metrics.rounded(row) for row in rows])
+        for row in (row for row in rows if row["spike"] and self.world.is_main):
+            ids, length = self.state.sampler.draw(row["step"] - 1), self.config.data.seq_len
+            for line in spike_lines(row, self.corpus, ids, length):
+                self.progress.say(line)
 
     def write_weights(self) -> None:
         """Write weights.jsonl if it has changed: rarely, as each write waits for the disk."""
@@ -348,10 +368,8 @@ class Trainer:
         what = f"every loss is finite but the gradient norm is {norm}"
         if worst := [sample for sample in samples if not sample["finite"]]:
             sources = ", ".join(sorted({str(sample["source"]) for sample in worst}))
-            named = "; ".join(
-                f"{s['source']} document {s['document']} ({s['input']} line {s['line']})"
-                for s in worst[:NAMED]
-            )
+            rows = [row for row, sample in enumerate(samples) if not sample["finite"]][:NAMED]
+            named = "; ".join(sample_place(self.corpus, batch.ids, row) for row in rows)
             what = f"{len(worst)} of {len(samples)} losses are not finite, from {sources}: {named}"
         raise NonFiniteError(
             f"step {number}: {what}. No update was made. The batch is in {stem}.json and "

@@ -174,7 +174,7 @@ def test_the_report_is_logged_beside_the_loss(tmp_path):
         return {**stacked(batch), "source": torch.tensor([row["source"] for row in batch])}
 
     trainer = make(tmp_path, collator=with_source, logging_steps=1)
-    attach(trainer, dograph(), dim=DIM, sources="source")
+    attach(trainer, dograph(), dim=DIM, sources="source", source_names=list("abcd"))
     trainer.train()
     history = trainer.state.log_history
     own = [log for log in history if "loss" in log]
@@ -188,6 +188,8 @@ def test_the_report_is_logged_beside_the_loss(tmp_path):
         *("domains/number", "domains/nmi", "domains/batch_nmi", "domains/purity")
     }
     assert {"weights/effective_samples", "weights/entropy_nats"} <= ours[-1].keys()
+    assert any("noise/scale_samples" in log for log in ours)
+    assert any("noise/a/scale_samples" in log for log in ours)
     assert all(isinstance(value, float | int) for log in ours for value in log.values())
     apart = [
         abs(mine["loss/unweighted"] - theirs["loss"])
