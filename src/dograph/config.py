@@ -209,8 +209,8 @@ class TrainConfig(Section):
     @model_serializer(mode="wrap")
     def _dump(self, dump: Any) -> dict[str, Any]:
         """Without what is newer, if it is not set: the keys of stored runs stay the same."""
-        newer: list[Any] = [[], None]
-        return {k: v for k, v in dump(self).items() if k == "micro_batch_size" or v not in newer}
+        unset: dict[str, Any] = {"extended": [], "on_spike": None, "reference_batch_size": None}
+        return {k: v for k, v in dump(self).items() if k not in unset or v != unset[k]}
 
     @property
     def half(self) -> bool:

@@ -487,6 +487,6 @@ class Sketcher:
             source_B = self._rows.gather(source_B)
         epoch = self.projection.epoch(self.step)
         rows, step = [self._rows], self.step
-        known = {"step": step, "projection": epoch, "source_B": source_B}
+        known: dict[str, Any] = {"step": step, "projection": epoch, "source_B": source_B}
         self.last_signals = gather_signals(results, rows, **known)
         return self.last_signals

@@ -176,10 +176,11 @@ def meter_tensors(meters: Mapping[str, Meter]) -> dict[str, Tensor]:
 
 def restore_meters(meters: Mapping[str, Meter], tensors: dict[str, Tensor]) -> None:
     """Take the states of `meter_tensors` out of `tensors`; a meter without one starts anew."""
+    every = {key: tensors.pop(key) for key in list(tensors) if key.startswith("meters.")}
     for name, meter in meters.items():
         names = {key: f"meters.{name}.{key}" for key in meter.state_dict()}
-        if set(names.values()) <= tensors.keys():
-            meter.load_state_dict({key: tensors.pop(stored) for key, stored in names.items()})
+        if set(names.values()) <= every.keys():
+            meter.load_state_dict({key: every[stored] for key, stored in names.items()})
 
 
 def save_model(

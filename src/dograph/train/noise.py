@@ -7,8 +7,7 @@ With s_i the sketches of B samples, m = |mean s|^2 and q = mean |s_i|^2,
 
 and S2 / G2 is the simple noise scale of McCandlish et al. (2018): a mean over so many samples has
 as much noise as signal. Both are averaged over the run first, since G2 of one batch may be
-negative. Where the sampler fixes how many samples each source has, differences between sources are
-no noise: S2 is then W, the mean of the sources' own S2, and G2 = m - W / B.
+negative. Samples count as drawn independently and with equal weights.
 
 Shapes: B samples, K sketch, R rows: the whole batch, then each source.
 """
@@ -36,12 +35,11 @@ SCALE, LOW, HIGH = "scale_samples", "scale_low_samples", "scale_high_samples"
 class NoiseScale:
     """Averages G2 and S2 of all samples and of each source; only its report waits for the device.
 
-    `sources` are the names of the indices in `source_B`. `by_quota`: the number of samples of each
-    source is fixed and not drawn, as in `dograph train`.
+    `sources` are the names of the indices in `source_B`.
     """
 
-    def __init__(self, sources: Sequence[str] = (), *, by_quota: bool = False) -> None:
-        self.sources, self.by_quota = list(sources), by_quota
+    def __init__(self, sources: Sequence[str] = ()) -> None:
+        self.sources = list(sources)
         # Of each row: samples seen; averages of G2 and S2; their last values; the covariance of the
         # averages (GG, GS, SS); the sum of the squared weights of the batches.
         self.state_R9 = torch.zeros(1 + len(self.sources), 9, dtype=torch.float64)
@@ -55,7 +53,7 @@ class NoiseScale:
             raise ConfigError(f"give the sources of the samples, indices into {self.sources}")
         with torch.no_grad(), torch.autocast(sketch_BK.device.type, enabled=False):
             source_S = torch.arange(len(self.sources), device=sketch_BK.device)
-            self._add(*batch_moments(sketch_BK.float(), source_B, source_S, self.by_quota))
+            self._add(*batch_moments(sketch_BK.float(), source_B, source_S))
 
     def _add(self, count_R: Tensor, new_R2: Tensor) -> None:
         state_R9 = self.state_R9 = self.state_R9.to(count_R.device)
@@ -63,16 +61,12 @@ class NoiseScale:
         usable_R = torch.isfinite(new_R2).all(dim=1) & (count_R >= 2)
         new_R2 = torch.where(usable_R[:, None], new_R2, last_R2)
         after_R = seen_R + count_R * usable_R
-        weight_R = 1 - (seen_R / after_R.clamp_min(1)) ** POWER
-        weight_R = torch.where(usable_R, weight_R, 0.0)
-        mean_R2 = mean_R2 + weight_R[:, None] * (new_R2 - mean_R2)
+        weight_R1 = (usable_R * (1 - (seen_R / after_R.clamp_min(1)) ** POWER))[:, None]
+        mean_R2 = mean_R2 + weight_R1 * (new_R2 - mean_R2)
         # Half the squared difference of successive batches: a slow change adds nothing to it.
-        step_R2 = torch.where(seen_R[:, None] > 0, new_R2 - last_R2, 0.0)
-        g_R, s_R = step_R2.unbind(dim=1)
-        product_R3 = torch.stack([g_R * g_R, g_R * s_R, s_R * s_R], dim=1) / 2
-        product_R4 = torch.cat([product_R3, torch.ones_like(g_R)[:, None]], dim=1)
-        old_R1, own_R1 = (1 - weight_R[:, None]) ** 2, weight_R[:, None] ** 2
-        spread_R4 = old_R1 * state_R9[:, 5:] + own_R1 * product_R4
+        g_R, s_R = torch.where(seen_R[:, None] > 0, new_R2 - last_R2, 0.0).unbind(dim=1)
+        product_R4 = torch.stack([g_R * g_R, g_R * s_R, s_R * s_R, 2 + 0 * g_R], dim=1) / 2
+        spread_R4 = (1 - weight_R1) ** 2 * state_R9[:, 5:] + weight_R1**2 * product_R4
         self.state_R9 = torch.cat([after_R[:, None], mean_R2, new_R2, spread_R4], dim=1)
 
     def report(self) -> Report:
@@ -93,7 +87,8 @@ class NoiseScale:
         return {"state": self.state_R9}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.state_R9 = state["state"]
+        if state["state"].shape == self.state_R9.shape:  # with other sources it starts anew
+            self.state_R9 = state["state"]
 
 
 def measured_parameters(sketch: SketchConfig) -> str:
@@ -104,23 +99,20 @@ def measured_parameters(sketch: SketchConfig) -> str:
 
 
 def batch_moments(
-    sketch_BK: Tensor, source_B: Tensor | None, source_S: Tensor, by_quota: bool
+    sketch_BK: Tensor, source_B: Tensor | None, source_S: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Number of samples, and G2 and S2, of the batch and of the samples of each source in it."""
     member_RB = sketch_BK.new_ones(1, len(sketch_BK))
-    if len(source_S):
-        assert source_B is not None
+    if source_B is not None and len(source_S):
         own_SB = source_B.to(sketch_BK.device, non_blocking=True) == source_S[:, None]
         member_RB = torch.cat([member_RB, own_SB.to(member_RB)])
     count_R = member_RB.sum(dim=1).double()
     least_R = count_R.clamp_min(2)  # of fewer samples the result is not used
     mean_square_R = (member_RB @ sketch_BK).double().square().sum(dim=1) / least_R**2
     square_R = (member_RB @ sketch_BK.square().sum(dim=1)).double() / least_R
+    signal_R = (least_R * mean_square_R - square_R) / (least_R - 1)
     noise_R = (square_R - mean_square_R) * least_R / (least_R - 1)
-    if by_quota:
-        known_S = count_R[1:] * (count_R[1:] >= 2)
-        noise_R[0] = (known_S * noise_R[1:]).sum() / known_S.sum()  # NaN if there is none: not used
-    return count_R, torch.stack([mean_square_R - noise_R / least_R, noise_R], dim=1)
+    return count_R, torch.stack([signal_R, noise_R], dim=1)
 
 
 def noise_scale(

@@ -176,7 +176,7 @@ class Trainer:
         if config.train.compile:
             compile_regions(model)
         self.step = TrainStep(config, world, world.wrap(model), optimizer, mixer)
-        self.noise = NoiseScale(self.corpus.sources, by_quota=True)
+        self.noise = NoiseScale(self.corpus.sources)
         if self.step.sketcher is not None:
             self.state.meters["noise"] = self.noise
         if self.step.samples_watch is not None:
@@ -366,10 +366,9 @@ class Trainer:
             report = {"step": number, "grad_norm": norm, "samples": samples}
             write_json(stem.with_suffix(".json"), report)
         what = f"every loss is finite but the gradient norm is {norm}"
-        if worst := [sample for sample in samples if not sample["finite"]]:
-            sources = ", ".join(sorted({str(sample["source"]) for sample in worst}))
-            rows = [row for row, sample in enumerate(samples) if not sample["finite"]][:NAMED]
-            named = "; ".join(sample_place(self.corpus, batch.ids, row) for row in rows)
+        if worst := [row for row, sample in enumerate(samples) if not sample["finite"]]:
+            sources = ", ".join(sorted({str(samples[row]["source"]) for row in worst}))
+            named = "; ".join(sample_place(self.corpus, batch.ids, row) for row in worst[:NAMED])
             what = f"{len(worst)} of {len(samples)} losses are not finite, from {sources}: {named}"
         raise NonFiniteError(
             f"step {number}: {what}. No update was made. The batch is in {stem}.json and "

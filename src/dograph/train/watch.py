@@ -102,7 +102,7 @@ class SampleWatch:
             self.in_a_row = torch.where((z_2 > SPIKE).any(), self.in_a_row + 1, 0.0)
             is_skipped = (self.in_a_row > 0) & (self.in_a_row <= MOST_IN_A_ROW)
             skip = is_skipped.float() if self.skips else torch.zeros_like(self.in_a_row)
-            table_B3 = torch.stack([ratio_B, share_B, loss_B.float()], dim=1)
+            table_B3 = torch.stack([ratio_B, share_B, loss_B.float()], dim=1).nan_to_num()
         self.ring.append(WatchedStep(signals.step, table_B3, z_2, skip, ids))
         return self.ring[-1]
 

@@ -85,24 +85,6 @@ def test_intervals_hold_the_true_scale_about_as_often_as_they_say():
     assert 0.90 <= hits / 200 <= 0.99
 
 
-def test_fixed_numbers_of_samples_per_source():
-    """Two sources apart by 2: with quotas that is no noise, with free draws it is."""
-    apart_K, source_B = torch.eye(WIDTH)[0], torch.arange(2).repeat(4)
-    fixed, free = NoiseScale(["a", "b"], by_quota=True), NoiseScale(["a", "b"])
-    for step in range(400):
-        noise_BK, sign_B1 = quadratic(8, step), 1.0 - 2 * source_B[:, None]
-        fixed.observe(signals(noise_BK + sign_B1 * apart_K, source_B))
-        drawn_B = torch.randint(2, (8,), generator=torch.manual_seed(step))
-        free.observe(signals(noise_BK + (1.0 - 2 * drawn_B[:, None]) * apart_K, drawn_B))
-    signal = WIDTH * FROM_MINIMUM**2
-    assert dict(fixed.report())["noise/scale_samples"] == pytest.approx(TRUE_SCALE, rel=0.06)
-    with_difference = TRUE_SCALE + 1 / signal
-    assert dict(free.report())["noise/scale_samples"] == pytest.approx(with_difference, rel=0.06)
-    alone = NoiseScale(["a", "b"], by_quota=True)  # one sample of each source says nothing
-    alone.observe(signals(quadratic(2, 0), torch.arange(2)))
-    assert dict(alone.report()) == {}
-
-
 def test_averages_weigh_batches_by_samples_and_forget_the_start():
     sizes, meter, ours, each = (3, 9, 2, 30), NoiseScale(), [], []
     for step, size in enumerate(sizes):

@@ -20,7 +20,8 @@ from dograph.train.run_dir import RunDirectory
 from dograph.train.trainer import resume_run, start_run
 from dograph.train.watch import MOST_IN_A_ROW, SampleWatch, robust_z
 from dograph.types import Signals
-from tiny_steps import open_steps
+from several_ranks import on_ranks
+from tiny_steps import ALONE, assert_same_gradients, open_steps, watch_steps
 
 CPU = World(rank=0, size=1, device=torch.device("cpu"))
 NATURAL = ("mixer.name=natural", "train.on_spike=warn")
@@ -109,6 +110,17 @@ def test_watched_training_has_the_gradient_of_plain_training(tmp_path, mode, mic
         assert float(record.watched.table_B3[:, 1].sum()) == pytest.approx(1, abs=1e-4)
         torch.testing.assert_close(record.watched.table_B3[:, 2], record.loss_B)
         assert record.weight_B.tolist() == pytest.approx([1 / 7] * 7)
+
+
+@pytest.mark.slow
+def test_ranks_see_the_world_batch(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus")
+    expected, noise = watch_steps(ALONE, corpus)
+    for seen, noise_there in on_ranks(2, watch_steps, corpus, "train.micro_batch_size=2"):
+        torch.testing.assert_close(noise_there, noise, rtol=1e-4, atol=1e-9)
+        for (table_B3, gradients), (own_B3, own) in zip(seen, expected, strict=True):
+            torch.testing.assert_close(table_B3, own_B3, rtol=1e-4, atol=1e-5)
+            assert_same_gradients(gradients, own, tolerance=1e-5)
 
 
 def settings(tmp_path, run, *more):
