@@ -204,7 +204,7 @@ def test_what_cannot_work_is_refused_or_said_before_the_first_update(corpus, tmp
     rest = configured(corpus, tmp_path / "run", *RAMP, "train.steps=11")  # 77 = 15 + 25 + 32 + 5
     require_compatible(rest, build_mixer("natural", {}), 3)
     config = configured(corpus, tmp_path / "run", *RAMP, "train.compile=true", mixer="dograph")
-    mixer, data = build_mixer("dograph", {}), Corpus(corpus)
+    mixer, data = build_mixer("dograph", {"num_domains": 11}), Corpus(corpus)
     sampler = open_sampler(config, data)
     sampler.remix(0, Mixture(FIRST), "plan")
     notes = " ".join(start_warnings(config, data, sampler, mixer))
