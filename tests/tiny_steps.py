@@ -14,10 +14,12 @@ import torch
 from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
 from dograph.data.loader import Loader
+from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
 from dograph.sketch.gradients import unwrapped
 from dograph.train.assembly import CorpusLab, open_model, open_sampler
 from dograph.train.distributed import World
+from dograph.train.noise import NoiseScale
 from dograph.train.step import TrainStep, build_optimizer
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
@@ -111,6 +113,18 @@ def take_steps(world, corpus, runs):
             taken[name] = [steps.take() for _ in range(before + 2)][before:]
             steps.loader.close()
     return taken
+
+
+def watch_steps(world, corpus, *overrides):
+    """Two watched steps of equal weights: samples as seen, gradients, state of the noise scale."""
+    given = ("mixer.name=natural", "train.on_spike=skip", "sketch.mode=head", *overrides)
+    steps, noise, seen = open_steps(corpus, *given, world=world, mixer=Mixer()), NoiseScale(), []
+    for number in range(2):
+        record = steps.step(steps.loader.load(number), number)
+        noise.observe(record.signals)
+        seen.append((record.watched.table_B3, steps.gradients))
+    steps.loader.close()
+    return seen, noise.state_R9
 
 
 def early_domains():

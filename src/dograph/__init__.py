@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from dograph.sketch.cover import LayerRule as LayerRule
     from dograph.sketch.head import sketched_cross_entropy as sketched_cross_entropy
     from dograph.sketch.sketcher import Sketcher as Sketcher
+    from dograph.train.noise import NoiseScale as NoiseScale
+    from dograph.train.watch import SampleWatch as SampleWatch
     from dograph.types import Mixture as Mixture
     from dograph.types import Signals as Signals
 
@@ -27,6 +29,8 @@ _HOMES = {
     "Mixer": "dograph.mixers.base",
     "Mixture": "dograph.types",
     "MixtureSampler": "dograph.data.torch_data",
+    "NoiseScale": "dograph.train.noise",
+    "SampleWatch": "dograph.train.watch",
     "Sampler": "dograph.data.sampler",
     "Signals": "dograph.types",
     "Sketcher": "dograph.sketch.sketcher",

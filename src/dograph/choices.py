@@ -7,6 +7,7 @@ squared gradient norm, w the weights of domains, c those of samples.
 """
 
 import textwrap
+from collections.abc import Iterator
 from typing import Literal, get_args
 
 import yaml
@@ -61,6 +62,21 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 TWO_SIDED: tuple[Kind, ...] = ("rademacher", "two-sided")  # can be computed layer by layer, in taps
 
 Accumulation = Literal["two_sweeps", "keep", "lagged"]
+
+
+def mode_conflicts(mode: Mode, kind: Kind, *, shards: bool, of: str = "") -> Iterator[str]:
+    """What a sketch mode cannot do; names of settings begin with `of`."""
+    if shards and mode not in SHARDABLE:  # only FSDP2 can fill `.grad` of a shard
+        yield (
+            f"{of}mode={mode} cannot fill the gradients of sharded parameters (train.shard=true, "
+            f"FSDP2); set {of}mode to {' or '.join(SHARDABLE)}, or use DDP (train.shard=false)"
+        )
+    if kind not in TWO_SIDED and mode not in EXPLICIT:
+        yield (
+            f"{of}projection={kind} needs per-sample gradients in full, which {of}mode={mode} does "
+            f"not hold; set {of}mode to {' or '.join(EXPLICIT)}, or {of}projection to "
+            f"{' or '.join(TWO_SIDED)}"
+        )
 
 
 def help_text(width: int = 80) -> str:

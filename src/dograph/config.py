@@ -7,13 +7,15 @@ choice (sketch.mode, mixer.recipe, ...) are explained in `dograph.choices`.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
 import yaml
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -22,10 +24,11 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from dograph.choices import EXPLICIT, GRAPH_HOLDING, SHARDABLE, TWO_SIDED, Accumulation, Kind, Mode
+from dograph.choices import GRAPH_HOLDING, Accumulation, Kind, Mode
 from dograph.errors import ConfigError, did_you_mean, either, shortened
 from dograph.files import load_yaml, package_text
 from dograph.renamed import REMOVED, with_new_names, with_new_settings
+from dograph.types import ENDLESS, BatchSizes, Schedule
 
 Beta = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]
@@ -167,9 +170,32 @@ class OptimConfig(Section):
     clip_norm: float = setting(1.0, "gradient norm above which it is scaled down", gt=0)
 
 
+def checked_size(given: Any) -> Schedule:
+    """A batch size or a schedule, in whole numbers."""
+    is_list = isinstance(given, list | tuple)
+    try:
+        pairs = TypeAdapter(list[tuple[int, int]]).validate_python(
+            given if is_list else [(0, given)]
+        )
+        tokens, sizes = zip(*pairs, strict=True)
+        if tokens[0] == 0 and sorted(set(tokens)) == list(tokens) and min(sizes) > 0:
+            return pairs if is_list else pairs[0][1]
+    except ValueError:
+        pass
+    raise ValueError(
+        f"got {shortened(repr(given))}; give a whole number of at least 1, or a schedule of "
+        "[tokens, size] with rising tokens from 0, as in [[0, 12], [2e6, 24]]"
+    )
+
+
 class TrainConfig(Section):
-    steps: int = setting(200, "optimizer steps", ge=1)
-    batch_size: int = setting(16, "samples of one step, over all ranks", ge=1)
+    steps: int = setting(200, "optimizer steps, each of reference_batch_size samples", ge=1)
+    batch_size: Annotated[Schedule, BeforeValidator(checked_size)] = setting(
+        16, "samples of one step, over all ranks; or by tokens: [[0, 12], [2e6, 24]]"
+    )
+    reference_batch_size: int | None = setting(
+        None, "size that steps, warm-up, lr and betas are for; null: that of a fixed batch", ge=1
+    )
     micro_batch_size: int | None = setting(None, "samples of a rank at once; null: its share", ge=1)
     dtype: Literal["float32", "bfloat16"] = setting("float32", "forward pass; weights: float32")
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...")
@@ -177,16 +203,14 @@ class TrainConfig(Section):
     compile: bool = setting(False, "torch.compile blocks, last norm and loss")
     activation_checkpointing: bool = setting(False, "less memory, one more forward")
     deterministic: bool = setting(False, "CUDA: bitwise repeatable, slower")
+    on_spike: Literal["warn", "skip"] | None = setting(None, "watch samples: name spikes, or skip")
     extended: list[tuple[int, int]] = setting([], "[[40, 60]]: steps was 60 until a resume at 40")
 
     @model_serializer(mode="wrap")
     def _dump(self, dump: Any) -> dict[str, Any]:
-        """Without `extended` if it is empty, so that the keys of stored runs stay the same."""
-        return {name: value for name, value in dump(self).items() if value != []}
-
-    def steps_at(self, step: int) -> int:
-        """The value of `steps` when the run made step `step`, counted from 0."""
-        return next((steps for until, steps in self.extended if step < until), self.steps)
+        """Without what is newer, if it is not set: the keys of stored runs stay the same."""
+        unset: dict[str, Any] = {"extended": [], "on_spike": None, "reference_batch_size": None}
+        return {k: v for k, v in dump(self).items() if k not in unset or v != unset[k]}
 
     @property
     def half(self) -> bool:
@@ -236,13 +260,27 @@ class RunConfig(Section):
         return with_new_settings(values) if isinstance(values, Mapping) else values
 
     @property
-    def tokens_per_step(self) -> int:
-        return self.train.batch_size * self.data.seq_len
+    def batches(self) -> BatchSizes:
+        """The batch size of every step."""
+        return self.batch_plans()[-1][1]
+
+    def batch_plans(self) -> list[tuple[int, BatchSizes]]:
+        """The same as it was planned until each step at which the run was extended, and now."""
+        train, length = self.train, self.data.seq_len
+        known, plans = [*train.extended, (ENDLESS, train.steps)], []
+        for number, (until, steps) in enumerate(known):
+            own = (train.reference_batch_size, [*known[:number], (ENDLESS, steps)])
+            plans.append((until, BatchSizes(train.batch_size, length, *own)))
+        return plans
+
+    def batches_at(self, step: int) -> BatchSizes:
+        """The same as it was planned when the run made step `step`, counted from 0."""
+        return next(own for until, own in self.batch_plans() if step < until)
 
     @property
     def tokens(self) -> int:
         """Tokens that the run draws."""
-        return self.train.steps * self.tokens_per_step
+        return self.batches.samples * self.data.seq_len
 
     def warmup_over(self, steps: int) -> int:
         """Warm-up steps of the same run with another number of steps, in proportion."""
@@ -273,6 +311,12 @@ def conflicts(section: BaseModel) -> Iterator[str]:
                 f"sketch.accumulation=keep would hold every micro-batch's graph in mode {mode}; "
                 "use two_sweeps, lagged, or mode full"
             )
+        case TrainConfig(batch_size=[_, _, *_] as sizes, reference_batch_size=None):
+            yield (
+                "a schedule of train.batch_size needs train.reference_batch_size, the size that "
+                "train.steps, optim.warmup_steps, optim.lr and optim.betas are for, as in "
+                f"train.reference_batch_size={sizes[-1][1]}"
+            )
         case RunConfig(run=run, optim=optim, train=train):
             longest = max(len(part.encode(errors="replace")) for part in ("", *run.split("/")))
             if not run.strip() or "\0" in run or longest > MAX_NAME:
@@ -285,57 +329,6 @@ def conflicts(section: BaseModel) -> Iterator[str]:
                     f"optim.warmup_steps={optim.warmup_steps} exceeds train.steps={train.steps}; "
                     f"lower it, as in optim.warmup_steps={train.steps // 10}, or train longer"
                 )
-
-
-class MixerNeeds(Protocol):
-    """The part of a mixer that decides which settings it works with."""
-
-    needs: ClassVar[frozenset[str]]
-
-    def refuses_lagged(self) -> str | None: ...
-
-
-def require_compatible(config: RunConfig, mixer: MixerNeeds, processes: int = 1) -> None:
-    """Refuse settings that do not work with the mixer, or with the number of processes."""
-    train, sketch = config.train, config.sketch
-    if train.batch_size < processes:
-        raise ConfigError(
-            f"train.batch_size={train.batch_size} samples cannot be shared by {processes} "
-            "processes; raise it or start fewer"
-        )
-    # FSDP2 gathers on all ranks at once, so all need the same number of micro-batches; larger
-    # micro-batches can be divided evenly.
-    if train.shard and train.micro_batch_size == 1 and train.batch_size % processes:
-        raise ConfigError(
-            f"train.shard=true with train.micro_batch_size=1 and train.batch_size="
-            f"{train.batch_size} on {processes} processes: some would have one micro-batch more "
-            "than others; make train.batch_size a multiple of the processes, or "
-            "train.micro_batch_size 2 or more"
-        )
-    if "sketch" not in mixer.needs:
-        return
-    for refusal in mode_conflicts(sketch.mode, sketch.projection, shards=train.shard, of="sketch."):
-        raise ConfigError(f"mixer.name={config.mixer.name} needs sketches, and {refusal}")
-    if sketch.accumulation == "lagged" and (why := mixer.refuses_lagged()) is not None:
-        raise ConfigError(
-            f"sketch.accumulation=lagged with mixer.name={config.mixer.name}, which {why}; or use "
-            "sketch.accumulation=two_sweeps, or keep (mode full)"
-        )
-
-
-def mode_conflicts(mode: Mode, kind: Kind, *, shards: bool, of: str = "") -> Iterator[str]:
-    """What a sketch mode cannot do; names of settings begin with `of`."""
-    if shards and mode not in SHARDABLE:  # only FSDP2 can fill `.grad` of a shard
-        yield (
-            f"{of}mode={mode} cannot fill the gradients of sharded parameters (train.shard=true, "
-            f"FSDP2); set {of}mode to {' or '.join(SHARDABLE)}, or use DDP (train.shard=false)"
-        )
-    if kind not in TWO_SIDED and mode not in EXPLICIT:
-        yield (
-            f"{of}projection={kind} needs per-sample gradients in full, which {of}mode={mode} does "
-            f"not hold; set {of}mode to {' or '.join(EXPLICIT)}, or {of}projection to "
-            f"{' or '.join(TWO_SIDED)}"
-        )
 
 
 def parse_config(

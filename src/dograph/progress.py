@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Progress:
     `live=False`: no bar, for use next to other bars. `silent`: for ranks other than the first.
     `after`: nothing is shown of work that ends within so many seconds. `steady`: equal work, one
     after another, so the speed is that of the recent past, without the start, which may be slow.
+    `work`: how much work the first so many are, if some are more work than others.
     """
 
     def __init__(
@@ -48,12 +50,13 @@ class Progress:
         line_seconds: float = LINE_SECONDS,
         after: float = 0.0,
         steady: bool = False,
+        work: Callable[[int], float] = float,
     ) -> None:
         self.count, self.total, self.silent, self.transient = count, total, silent, transient
         self.line_seconds, self.due = line_seconds, -math.inf  # when the next line is
         self.stage, self.first, self.steady, now = "", done, steady, time.monotonic()
         self.marks = deque([(now, done)], maxlen=RECENT)  # the first may have been slow
-        self.updated, self.note = now, ""
+        self.updated, self.note, self.work = now, "", work
         self.shown_from, self.live = now + after, live and sys.stderr.isatty()
         self.bar: rich.progress.Progress | None = None
         if not after and not silent and self.live:
@@ -95,8 +98,9 @@ class Progress:
         left = ""
         if self.total and done < self.total:
             start, first = self.marks[len(self.marks) > 2]
-            made = done - first
-            seconds = (now - start) / made * (self.total - done) if made > 0 else math.inf
+            begun, made, every = map(self.work, (first, done, self.total))
+            known = (now - start) / (made - begun) if made > begun else math.inf
+            seconds = known * (every - made)
             left = f"{duration(seconds)} left"
         if self.bar is not None:
             text = "; ".join(filter(None, [note, left]))

@@ -1,13 +1,14 @@
-"""The common types: Mixture, Batch, Signals, Domains.
+"""The common types: Mixture, Batch, BatchSizes, Signals, Domains.
 
 Shapes: B samples of the world batch of one optimizer step (all ranks and micro-batches, in global
 order), T tokens, K sketch, M domains, S sources.
 """
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -78,6 +79,86 @@ class Batch:
     ids: SampleIds  # of the world batch
 
 
+ENDLESS = 2**62  # steps, or the number of a step that no run reaches
+ALWAYS = ((ENDLESS, ENDLESS),)
+Schedule = int | list[tuple[int, int]]  # a batch size, or (tokens, size) with rising tokens
+Lengths = Sequence[tuple[int, int]]
+
+
+class BatchPhase(NamedTuple):
+    """Steps of one size: the first of them, the samples drawn before it, how many there are."""
+
+    step: int
+    drawn: int
+    size: int
+    steps: int
+
+
+class BatchSizes:
+    """The batch size of every step, fixed or by tokens; steps count from 0.
+
+    With `sizes` [(0, 12), (2000000, 24)] a step has 24 samples once 2M tokens were drawn before.
+    A run draws train.steps x reference x seq_len tokens whatever the sizes, so the number of its
+    steps follows from them; the last step has the samples that are left. `reference` is the size
+    that the settings are for. `lengths`: values of train.steps, after the step until which it held.
+    """
+
+    def __init__(
+        self, sizes: Schedule, seq_len: int, reference: int | None = None, lengths: Lengths = ALWAYS
+    ) -> None:
+        entries = [(0, sizes)] if isinstance(sizes, int) else sizes
+        first_samples = [-(-tokens // seq_len) for tokens, _ in entries] + [math.inf]
+        self.reference = reference or entries[0][1]
+        self.phases: list[BatchPhase] = []
+        self.scheduled: set[int] = set()  # sizes, without that of a smaller last step
+        self.ends: set[int] = set()  # steps after which the run was complete, perhaps for a time
+        step = drawn = 0
+        for until, length in lengths:
+            total = length * self.reference
+            while drawn < total and step < until:
+                entry = bisect_right(first_samples, drawn) - 1
+                self.scheduled.add(entries[entry][1])
+                size, end = min(entries[entry][1], total - drawn), first_samples[entry + 1]
+                number = min((total - drawn) // size, until - step)
+                if end < total:
+                    number = min(number, math.ceil((end - drawn) / size))
+                self.phases.append(BatchPhase(step, drawn, size, number))
+                step, drawn = step + number, drawn + number * size
+            if drawn >= total:
+                self.ends.add(step)
+        self.steps, self.samples = step, drawn
+
+    def phase(self, step: int) -> BatchPhase:
+        """The phase of a step; one after the last step is the last phase."""
+        return self.phases[bisect_right(self.phases, step, key=lambda own: own.step) - 1]
+
+    def size(self, step: int) -> int:
+        return self.phase(step).size
+
+    def drawn(self, step: int) -> int:
+        """Samples drawn before `step`."""
+        own = self.phase(step)
+        return own.drawn + (step - own.step) * own.size
+
+    def counted(self, step: int) -> float:
+        """The same in steps of the reference size."""
+        return self.drawn(step) / self.reference
+
+    def step_at(self, count: int) -> int:
+        """The first step that begins after the samples of `count` steps of the reference size."""
+        samples = count * self.reference
+        own = self.phases[bisect_right(self.phases, samples, key=lambda own: own.drawn) - 1]
+        return own.step - (own.drawn - samples) // own.size
+
+    @property
+    def largest(self) -> int:
+        return max(own.size for own in self.phases)
+
+    def __str__(self) -> str:
+        """As in "16", or "8 to 64"."""
+        return " to ".join(map(str, sorted({min(self.scheduled), self.largest})))
+
+
 @dataclass(frozen=True, slots=True)
 class Signals:
     """The samples of one step as a mixer sees them; its `needs` decides which fields are filled."""
@@ -95,6 +176,8 @@ class Signals:
     block_norm_B: "Tensor | None" = None  # norm of the sketch's part from the blocks' matrices
     projection: int = 0  # first step of the sketches' projection
     lr: float | None = None  # learning rate of this step's update
+    # steps of the reference batch size before and after this step; None: step and step + 1
+    counted: tuple[float, float] | None = None
     vocab_size: int | None = None  # log(vocab_size) is the loss of a uniform prediction
 
 

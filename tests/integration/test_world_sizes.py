@@ -44,6 +44,32 @@ def test_ranks_give_the_losses_of_one_process(corpus, alone, tmp_path, ranks):
     assert json.loads((directory / "env.json").read_text())["world_size"] == ranks
 
 
+def _without_weights(row):
+    """Weights by losses agree to rounding, as losses do."""
+    return {name: value for name, value in row.items() if not name.startswith("weights/")}
+
+
+@pytest.mark.slow
+def test_batches_that_grow_are_shared_by_ranks_alike(corpus, tmp_path):
+    """Sizes 5, 9 and 20 in micro-batches of 3; two ranks, stopped and finished by one process."""
+    sizes = ("train.batch_size=[[0, 5], [1600, 9], [5000, 20]]", "train.reference_batch_size=12")
+    given = (f"data.corpus={corpus}", *SETTINGS, *sizes, "train.micro_batch_size=3")
+    given = (*given, "mixer.name=dynamic-loss", "train.steps=20")  # a loss decides each weight
+    one, two = tmp_path / "one", tmp_path / "two"
+    run("train", *given, f"run={one}")
+    process = start("train", *given, f"run={two}", ranks=2)
+    assert wait_until(lambda: steps_logged(two) >= 12, process)
+    process.terminate()
+    process.communicate(timeout=200)
+    run("train", "--resume", str(two))
+    left, right = ([_without_weights(row) for row in rows(own)] for own in (two, one))
+    assert_close(left, right)
+    assert (two / "weights.jsonl").read_bytes() == (one / "weights.jsonl").read_bytes()
+    found = [row["train/batch_size"] for row in rows(one) if "train/batch_size" in row]
+    assert (set(found[:-1]), found[-1]) == ({5, 9, 20}, 2)  # the last step has what is left
+    assert found[:-1] == sorted(found[:-1])
+
+
 @pytest.mark.slow
 def test_resume_on_another_world_size_sees_the_same_samples(corpus, alone, tmp_path):
     directory = tmp_path / "run"

@@ -201,3 +201,17 @@ def test_work_that_ends_soon_shows_nothing(now, capsys):
         "3/4 fits; ridge; 1 s left",
         "4/4 fits; ridge",
     ]
+
+
+def test_steps_of_unlike_size_count_by_their_work(now, capsys):
+    """Ten steps of one sample, then ten of nine samples: half the steps are a tenth of the work."""
+    work = [*range(11), *(10 + 9 * n for n in range(1, 11))]
+    shown = Progress("step {done}/{total}", 20, steady=True, work=lambda done: work[done])
+    for done in (5, 10, 15):
+        now[0] += 6.0 if done <= 10 else 54.0
+        shown.update(done)
+    assert capsys.readouterr().err.splitlines() == [
+        "step 5/20; 114 s left",
+        "step 10/20; 108 s left",
+        "step 15/20; 54 s left",
+    ]

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from dograph.choices import Accumulation
-from dograph.config import RunConfig, merge, parse_config, require_compatible, resolve_config
+from dograph.config import RunConfig, merge, parse_config, resolve_config
 from dograph.data.corpus import MANIFEST, Corpus
 from dograph.data.loader import Loader
 from dograph.data.options import PrepareOptions
 from dograph.data.pipeline import prepare
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.dograph import DoGraph
-from dograph.mixers.registry import build_mixer
+from dograph.mixers.registry import build_mixer, require_compatible
 from dograph.models.build import build_model
 from dograph.models.loss import PerSampleLoss
 from dograph.models.presets import PRESETS
@@ -71,7 +71,7 @@ class BenchOptions:
     @property
     def accumulates(self) -> Accumulation | None:
         """How gradients of several micro-batches are accumulated; None if there is only one."""
-        batch = self.run.train.batch_size
+        batch = self.run.batches.largest
         if (self.run.train.micro_batch_size or batch) >= batch:
             return None
         return self.accumulation or ("lagged" if self.recipe == "safe" else "two_sweeps")
@@ -100,7 +100,7 @@ class BenchOptions:
 
     def to_json(self) -> dict[str, Any]:
         run, train, sketch = self.run, self.run.train, self.run.sketch
-        values: dict[str, Any] = {"model": run.model.preset, "batch": train.batch_size}
+        values: dict[str, Any] = {"model": run.model.preset, "batch": run.batches.largest}
         values |= {"seq_len": run.data.seq_len, "vocab_size": self.vocab_size}
         values |= {"dtype": train.dtype, "compile": train.compile}
         values |= {"micro_batch": train.micro_batch_size, "accumulation": self.accumulation}
@@ -140,6 +140,8 @@ def resolve_options(
     if config is None:
         usual = (*(_ON_GPU if on_gpu else _ON_CPU), "mixer.name=dograph", "mixer.recipe=paper")
     run = resolve_config(config, [*usual, *settings, *_FIXED])
+    largest = {"batch_size": run.batches.largest, "reference_batch_size": None}  # of a schedule
+    run = run.model_copy(update={"train": run.train.model_copy(update=largest)})
     model = run.model.preset or ""
     if model not in PRESETS:
         raise ConfigError(f'model.preset="{model}": {did_you_mean(model, PRESETS)}')
@@ -167,9 +169,10 @@ def open_corpus(options: BenchOptions, folder: Path) -> Corpus:
     if options.corpus is not None:
         return Corpus(options.corpus)
     kinds = min(options.vocab_size, 1 << 16)  # that two bytes can tell apart
-    share_V, size = 1 / (np.arange(kinds) + 2.7), max(1 << 18, 2 * options.run.tokens_per_step)
+    share_V, run = 1 / (np.arange(kinds) + 2.7), options.run
+    size = max(1 << 18, 2 * run.batches.largest * run.data.seq_len)
     for source in RANDOM_SOURCES:
-        draw = stream(options.run.seed, "bench tokens", source)
+        draw = stream(run.seed, "bench tokens", source)
         token_N = draw.choice(kinds, size=size, p=share_V / share_V.sum()).astype(np.uint16)
         token_N.tofile(folder / f"{source}.bin")
     inputs = tuple(f"{source}={folder / source}.bin" for source in RANDOM_SOURCES)

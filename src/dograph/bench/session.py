@@ -262,7 +262,7 @@ class Session:
         if self.device.type == "cpu":
             keep_freed_memory()  # as a run does
         model = arms.open_model(options, torch.device("meta"))
-        batch = options.run.train.batch_size
+        batch = options.run.batches.largest
         flops = count_flops(model, batch, options.run.data.seq_len)
         self.findings = {
             "complete": False,
@@ -339,7 +339,7 @@ class Session:
         }
         arm.close()
         if is_mode:
-            work = extra_work(arm.model, options.config(name))
+            work = extra_work(arm.model, options.config(name), options.run.batches.largest)
             rates = ("copy_bytes_per_second", "matmul_flops_per_second")
             least = floor_ms(work, *(self.machine[rate] for rate in rates))
             result |= {"floor_ms": least, "floor_ratio": (median + least["total"]) / median}
@@ -351,7 +351,8 @@ class Session:
 
     def speed(self, ms: float, share: float = 1.0) -> Findings:
         """Tokens per second and MFU of a step on this share of the batch."""
-        flops, tokens = self.findings["flops_per_step"], self.options.run.tokens_per_step
+        flops, run = self.findings["flops_per_step"], self.options.run
+        tokens = run.batches.largest * run.data.seq_len
         return {
             "tokens_per_second": 1e3 * share * tokens / ms,
             "mfu": 1e3 * share * flops / ms / self.machine["peak_flops_per_second"],

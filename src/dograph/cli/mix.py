@@ -69,7 +69,7 @@ def mix(
 
 def _not_running(run: "RunDirectory", mixture: str) -> str:
     command = f"dograph train --resume {run.path} --mixture {mixture}"
-    if max(run.checkpoint_steps(), default=0) < run.config().train.steps:
+    if max(run.checkpoint_steps(), default=0) < run.config().batches.steps:
         return f"{run.path} is not running. Continue it with the new mixture: {command}"
     why = f"{run.path} is complete: no step is left to draw with another mixture"
     return f"{why}. Give it more: {command} train.steps=N"

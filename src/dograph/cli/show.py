@@ -11,10 +11,12 @@ from dograph.records import Skipped
 
 PREVIEW, SHOW_PREVIEW = 48, 60  # characters of text shown with weights, and without them
 PLAIN: dict[str, Any] = {"box": None, "pad_edge": False}
-What = Literal["losses", "graph", "weights", "samples"]
+What = Literal["losses", "noise", "spikes", "graph", "weights", "samples"]
 # The options that each view takes.
 OPTIONS: dict[What, tuple[str, ...]] = {
     "losses": (),
+    "noise": (),
+    "spikes": (),
     "graph": ("--step", "--out"),
     "weights": ("--step", "--json"),
     "samples": ("--step", "--json"),
@@ -22,7 +24,7 @@ OPTIONS: dict[What, tuple[str, ...]] = {
 
 
 def show(
-    what: What = argument(..., "losses, graph, weights or samples", "WHAT"),
+    what: What = argument(..., "losses, noise, spikes, graph, weights or samples", "WHAT"),
     runs: list[Path] = argument(..., "run directories; several for losses", "RUNS"),
     step: int | None = option(None, "a step, counted from 1; for graph by default the newest"),
     out: Path | None = option(None, "for graph: the .json or .graphml file to write"),
@@ -30,13 +32,17 @@ def show(
 ) -> None:
     """Show what a run has recorded. Nothing is trained or replayed.
 
-    losses: last validation loss of each source. graph: the domains, their sources, how much their
-    gradients agree. weights: the samples of one step with domain and weight (1 is an equal weight),
-    and why. samples: the documents of one step, with input file and line.
+    losses: last validation loss of each source. noise: the noise scale, and batch sizes by it.
+    spikes: steps of unusual loss or gradient norm, the samples behind them, flagged documents.
+    graph: the domains, their sources, how much their gradients agree. weights: the samples of one
+    step with domain and weight (1 is an equal weight), and why. samples: the documents of one step,
+    with input file and line.
 
     \b
     dograph show losses runs/mine                             nats, perplexity, bits per byte
     dograph show losses runs/natural runs/dograph             one column per run
+    dograph show noise runs/mine                              in samples, with 95 % intervals
+    dograph show spikes runs/mine                             of runs with train.on_spike
     dograph show graph runs/mine                              the newest domain graph, as tables
     dograph show graph runs/mine --step 500 --out g.graphml   for Gephi, Cytoscape, networkx
     dograph show weights runs/mine --step 500
@@ -52,7 +58,17 @@ def show(
         return
     if len(runs) > 1:
         raise ConfigError(f"`show {what}` takes one run, got {len(runs)}; show them one by one")
-    if what == "graph":
+    if what in ("noise", "spikes"):
+        from dograph.eval.recorded import noise_table, proposal, watched_lines
+
+        skipped, shown = Skipped(), console.open_console()
+        parts: list[Any] = watched_lines(runs[0], skipped) if what == "spikes" else []
+        if what == "noise":
+            parts = [noise_table(runs[0], skipped), *proposal(runs[0], skipped)]
+        for part in parts:
+            shown.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
+        warn(skipped.warnings())
+    elif what == "graph":
         _graph(runs[0], step, out)
     elif step is None:
         raise ConfigError(f"`show {what}` shows one step: add --step, as in --step 100")

@@ -5,7 +5,7 @@ import signal
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dograph.cli import console
 from dograph.cli.console import argument, ensured, option, print_table, say, warn
@@ -68,7 +68,7 @@ def train(
     is_main = os.environ.get("RANK", "0") == "0"
     if is_main and not print_config:
         what = f"forecast of {config.run}" if dry_run else config.run
-        steps = "resuming" if resume else f"{config.train.steps} steps"
+        steps = "resuming" if resume else f"{config.batches.steps} steps"
         say(f"{what}: {steps} on {config.data.corpus}, mixer {config.mixer.name}; loading")
     is_new = not (resume or fork or print_config or dry_run)
     with RunDirectory(Path(config.run)).loading() if is_main and is_new else nullcontext():
@@ -96,8 +96,7 @@ def _configured(
 
 def _check(config: "RunConfig") -> None:
     """Refuse what a run would refuse once its corpus is prepared and its model loaded."""
-    from dograph.config import require_compatible
-    from dograph.mixers.registry import build_mixer
+    from dograph.mixers.registry import build_mixer, require_compatible
     from dograph.models.build import preset_config
     from dograph.sketch.projection import Projection
 
@@ -108,7 +107,7 @@ def _check(config: "RunConfig") -> None:
     if (preset := config.model.preset) is not None:
         length, dropout = config.data.seq_len, config.model.dropout
         preset_config(preset, vocab_size=2, seq_len=length, dropout=dropout)
-    if "sketch" in mixer.needs:
+    if "sketch" in mixer.needs or config.train.on_spike is not None:
         refresh = mixer.refresh(sketch.refresh)
         Projection(dim=sketch.dim, kind=sketch.projection, seed=config.seed, refresh=refresh)
 
@@ -133,7 +132,7 @@ def _resumed(run: Path, settings: list[str]) -> "RunConfig":
 def _forked(fork: Path, at: int | None, settings: list[str]) -> tuple["RunConfig", "Parent"]:
     """The configuration of a fork, and the checkpoint that it starts from."""
     from dograph.config import resolve_config
-    from dograph.train.assembly import with_steps
+    from dograph.train.assembly import forked_sizes, with_steps
     from dograph.train.run_dir import RunDirectory
 
     parent = RunDirectory.open(fork)
@@ -150,11 +149,22 @@ def _forked(fork: Path, at: int | None, settings: list[str]) -> tuple["RunConfig
         raise ConfigError(
             "a fork has the weights of its parent: of model.*, only dropout may differ"
         )
-    train = with_steps(old.train, config.train.steps, step)
-    if train.steps <= step:
+    changes: dict[str, Any] = {"extended": with_steps(old, config.train.steps, step).extended}
+    sizes = (old.train.batch_size, config.train.batch_size)
+    references = (old.train.reference_batch_size, config.train.reference_batch_size)
+    if references != (None, None) or not all(isinstance(size, int) for size in sizes):
+        counts = [(own.batches.reference, own.data.seq_len) for own in (old, config)]
+        if counts[0] != counts[1]:
+            raise ConfigError(
+                "a fork with a schedule of batch sizes counts the tokens of its parent: set "
+                "train.reference_batch_size={} and data.seq_len={}".format(*counts[0])
+            )
+        if sizes[0] != sizes[1]:
+            changes["batch_size"] = forked_sizes(*sizes, old.batches.drawn(step) * old.data.seq_len)
+    config = config.model_copy(update={"train": config.train.model_copy(update=changes)})
+    if config.batches.steps <= step:
         raise ConfigError(f"{fork} ends after step {step}; give the fork more: train.steps=N")
-    train = config.train.model_copy(update={"extended": train.extended})
-    return config.model_copy(update={"train": train}), (parent, step, settings)
+    return config, (parent, step, settings)
 
 
 def _run(
@@ -187,7 +197,7 @@ def _run(
             warn(trainer.warnings)
             warn(f"{edit.given}: {note}" for edit in edits for note in edit.notes)
             warn(start_warnings(config, trainer.corpus, trainer.state.sampler, trainer.state.mixer))
-        if trainer.done >= config.train.steps:
+        if trainer.is_over:
             say(f"{run.path} is complete: {trainer.done} steps")
         try:
             number = trainer.train()

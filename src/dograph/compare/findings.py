@@ -346,7 +346,7 @@ def _cell(
         seed=cell.seed,
         run=cell.config.run,
         command=cell.command,
-        steps=cell.config.train.steps,
+        steps=cell.config.batches.steps,
         tokens=cell.config.tokens,
         flops=RunCost(cell.flops, cell.price.plan, cell.flops + cell.price.plan),
         error=error,

@@ -152,7 +152,7 @@ def forecast_lines(
     more = " or more" if ask.budget == "compute" else ""
     number = f"{seeds} plans, each" if ask.replan else "one plan for all seeds"
     for cell in cells[:methods]:
-        steps = cell.config.train.steps
+        steps = cell.config.batches.steps
         yield f"  {cell.method}: {steps:,} steps{more}, {cell.flops:.3g} FLOPs per run"
         if cell.method in plans:
             yield f"    {number}: {plans[cell.method]}"

@@ -31,7 +31,7 @@ class Loader:
     ) -> None:
         self.sampler = sampler
         self.pin = pin  # in page-locked memory, from which a GPU copies without waiting
-        self.local = rank_slice(sampler.batch_size, rank, world_size)
+        self.rank, self.world_size = rank, world_size
         index = {source: i for i, source in enumerate(corpus.sources)}
         self.source_S = np.array([index[s.entry.source] for s in sampler.strata])
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dograph-loader")
@@ -53,7 +53,8 @@ class Loader:
         return batch
 
     def _read(self, ids: SampleIds) -> Batch:
-        stratum_b, block_b = ids.stratum_B[self.local], ids.block_B[self.local]
+        local = rank_slice(len(ids), self.rank, self.world_size)
+        stratum_b, block_b = ids.stratum_B[local], ids.block_B[local]
         for s in set(stratum_b.tolist()):
             self.sampler.strata[s].require_whole()
         token_BT = np.empty((len(stratum_b), self.sampler.seq_len), dtype=np.int64)

@@ -1,10 +1,10 @@
-"""Which samples a step trains on: a pure function of (seed, step, weight log).
+"""Which samples a step trains on: a pure function of (seed, step, weight log) and the batch sizes.
 
 Every step draws a world batch of B samples. Quotas give the number from each stratum. Draw n of a
 stratum, counted over the whole run, is sample n mod blocks of epoch n div blocks; a keyed bijection
 shuffles each epoch, and the order inside the step is keyed too. Ranks take slices of the world
-batch, so the world size changes nothing, and a new mixture only changes later draws: no sample is
-lost or repeated. S here counts strata.
+batch, so the world size changes nothing; another mixture or batch size only changes later draws: no
+sample is lost or repeated. S here counts strata.
 """
 
 import json
@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from dograph.data.corpus import Corpus, StratumTokens
+from dograph.data.corpus import Block, Corpus, StratumTokens
 from dograph.errors import ConfigError, RunError
 from dograph.records import Skipped, checked_step, read_lines
 from dograph.rng import key64, stream
-from dograph.types import Mixture, SampleIds
+from dograph.types import BatchSizes, Mixture, SampleIds
 
 # Quotas: whole numbers of samples for fractional weights, always close to their share.
 #
@@ -196,11 +196,11 @@ class Sampler:
     """Draws world batches from the strata of a corpus."""
 
     def __init__(
-        self, strata: list[StratumTokens], *, seq_len: int, batch_size: int, seed: int
+        self, strata: list[StratumTokens], *, seq_len: int, batch_size: int | BatchSizes, seed: int
     ) -> None:
         self.strata = strata
         self.seq_len = seq_len
-        self.batch_size = batch_size
+        self.batches = BatchSizes(batch_size, 1) if isinstance(batch_size, int) else batch_size
         self.seed = seed
         self.names = [stratum.entry.stratum for stratum in strata]
         self.blocks_S = np.array([s.num_blocks(seq_len) for s in strata], dtype=np.int64)
@@ -222,7 +222,7 @@ class Sampler:
             at, drawn_S = entry.step, entry.drawn_S
         for made in range(at, step):
             since_S = drawn_S - entry.base_drawn_S
-            drawn_S = entry.base_drawn_S + advance(since_S, entry.weight_S, self.batch_size)
+            drawn_S = entry.base_drawn_S + advance(since_S, entry.weight_S, self.batches.size(made))
             if (made + 1 - entry.base_step) % WAYPOINT_STEPS == 0 and entry is self.log.entries[-1]:
                 entry = replace(entry, step=made + 1, drawn_S=drawn_S, reason="waypoint")
                 self.log.append(entry)
@@ -231,15 +231,15 @@ class Sampler:
 
     def draw(self, step: int) -> SampleIds:
         """The world batch of `step`, in its global order."""
-        before_S = self.drawn(step)
+        before_S, size = self.drawn(step), self.batches.size(step)
         # Not drawn(step + 1): the next step may have a new mixture.
         entry = self.log.find(step)
         since_S = before_S - entry.base_drawn_S
-        count_S = advance(since_S, entry.weight_S, self.batch_size) - since_S
+        count_S = advance(since_S, entry.weight_S, size) - since_S
 
         stratum_B = np.repeat(np.arange(len(count_S)), count_S)
-        rank_B = np.arange(self.batch_size) - np.repeat(np.cumsum(count_S) - count_S, count_S)
-        order_B = stream(self.seed, "order", step).permutation(self.batch_size)
+        rank_B = np.arange(size) - np.repeat(np.cumsum(count_S) - count_S, count_S)
+        order_B = stream(self.seed, "order", step).permutation(size)
         stratum_B, draw_B = stratum_B[order_B], (before_S[stratum_B] + rank_B)[order_B]
 
         # Sample i is draw number draw_B[i] of stratum stratum_B[i].
@@ -291,6 +291,18 @@ class Sampler:
             weight_S[members] += weight * share_S[members] / share_S[members].sum()
         weight_S /= weight_S.sum()
         return weight_S
+
+
+def sample_text(corpus: Corpus, ids: SampleIds, row: int, seq_len: int) -> str | None:
+    """The text of a sample of a batch; None if the corpus has only tokens."""
+    block = Block(0, corpus.train[ids.stratum_B[row]], int(ids.block_B[row]), seq_len)
+    return block.text(corpus) if corpus.manifest.tokenizer.file is not None else None
+
+
+def sample_place(corpus: Corpus, ids: SampleIds, row: int) -> str:
+    """The origin of a sample in words."""
+    own = sample_origin(corpus, ids, row)
+    return f"{own['source']} document {own['document']} ({own['input']} line {own['line']})"
 
 
 def sample_origin(corpus: Corpus, ids: SampleIds, row: int) -> dict[str, str | int]:

@@ -69,12 +69,14 @@ class MixtureSampler(data.Sampler[int]):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        if not 0 <= rank < world_size <= batch_size:
+        if not (isinstance(batch_size, int) and 0 <= rank < world_size <= batch_size):
             raise ConfigError(
                 f"rank={rank}, world_size={world_size} and batch_size={batch_size}: ranks count "
-                "from 0 to world_size - 1, and each needs a sample of every step; raise batch_size"
+                "from 0 to world_size - 1, and each needs a sample of every step; raise batch_size "
+                "(one number, because a loader has one size)"
             )
         self.dataset, self.steps, self.world_size = dataset, steps, world_size
+        self.batch_size = batch_size
         length, strata = dataset.seq_len, dataset.corpus.train
         self.draws = Sampler(strata, seq_len=length, batch_size=batch_size, seed=seed)
         self._local = rank_slice(batch_size, rank, world_size)
@@ -146,7 +148,7 @@ class MixtureSampler(data.Sampler[int]):
     def _fixed(self) -> dict[str, str | int]:
         """What decides the samples of a step besides mixtures, and must be equal on resuming."""
         draws, corpus = self.draws, self.dataset.corpus.digest
-        own = {"seq_len": draws.seq_len, "batch_size": draws.batch_size, "seed": draws.seed}
+        own = {"seq_len": draws.seq_len, "batch_size": self.batch_size, "seed": draws.seed}
         return {"corpus": corpus, **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """Read a run's records and show them: explanations of steps, domain graphs, losses per source."""
 
 import math
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import pstdev
@@ -13,10 +14,11 @@ from pydantic import TypeAdapter
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
+from scipy.optimize import isotonic_regression
 
 from dograph.config import RunConfig
-from dograph.data.corpus import Block, Corpus
-from dograph.data.sampler import WeightLog, sample_origin
+from dograph.data.corpus import Corpus
+from dograph.data.sampler import Sampler, WeightLog, sample_origin, sample_place, sample_text
 from dograph.domains.graph import DomainGraph
 from dograph.domains.partition import agreement_of_counts
 from dograph.errors import ConfigError, DographError, RunError
@@ -36,10 +38,14 @@ from dograph.records import (
 )
 from dograph.train.assembly import open_sampler
 from dograph.train.metrics import SUMMARIES
+from dograph.train.noise import HIGH, LOW, SCALE, measured_parameters
 from dograph.train.run_dir import RunDirectory
+from dograph.train.watch import TIMES, spike_lines, watched_row
 
 NAMED = 3  # sources listed for a domain
+MOST_WATCHED, MOST_SPIKES = 2000, 10  # recorded steps that are read; spikes, documents shown
 MOST_LISTED = 40  # steps in an error
+LEAST_SIZE = 4  # samples of a batch that is proposed
 RANKED = (
     "domain numbers are ranks by weight in this step's batch (0 has the largest weight), so the "
     "same number at another step is another domain"
@@ -95,7 +101,7 @@ def _explanation(
     while f"domains/{(number := len(domains))}/mean_norm" in row:
         values = {name: row[f"domains/{number}/{name}"] for name in quantities}
         domains.append({"domain": number, **values})
-    name, size = config.mixer.name, config.train.batch_size
+    name, size = config.mixer.name, config.batches.size(step - 1)
     if domains or run.graph_file.is_file():  # written for every mixer that has domains
         reasons = build_mixer(name, config.mixer.options).explain(row, step, config)
     elif abs((effective := row[IN_WHOLE_ROWS]) - size) < 1e-3:
@@ -116,7 +122,7 @@ def _require_step(run: RunDirectory, step: int) -> None:
 
 def labels_of_step(run: RunDirectory, step: int, skipped: Skipped | None = None) -> dict[str, Any]:
     """The line of a step in samples.jsonl; its weights and domains are None if it has none."""
-    size = run.config().train.batch_size
+    size = run.config().batches.size(step - 1)
 
     def parse(values: dict[str, Any]) -> dict[str, Any]:
         for own in (values["weight"], values["domain"]):
@@ -133,23 +139,95 @@ def samples_of_step(
 ) -> list[dict[str, object]]:
     """Every sample of a step in the order of the world batch, from the weight log and the seed."""
     run = RunDirectory.open(run_path)
-    config = run.config()
     _require_step(run, step)
-    corpus = Corpus(config.data.corpus)
-    sampler = open_sampler(config, corpus)
-    skipped = skipped or Skipped()
-    sampler.log = WeightLog.load(run.weights_file, sampler.names, skipped)
-    if run.weights_file in skipped.counts:
-        skipped.notes.append("a mixture is lost: the run may have drawn other samples than these")
+    corpus, sampler = _replayed(run, skipped or Skipped())
     ids = sampler.draw(step - 1)
-    has_text = corpus.manifest.tokenizer.file is not None
     rows: list[dict[str, object]] = []
     for i in range(len(ids)):
-        block = Block(0, corpus.train[ids.stratum_B[i]], int(ids.block_B[i]), config.data.seq_len)
-        text = block.text(corpus) if has_text else None
+        text = sample_text(corpus, ids, i, sampler.seq_len)
         origin = sample_origin(corpus, ids, i)
         rows.append({"sample": i, **origin, "epoch": int(ids.epoch_B[i]), "text": text})
     return rows
+
+
+def proposed_sizes(points: Iterable[tuple[float, float]]) -> list[tuple[int, int]]:
+    """A schedule from the (tokens seen, noise scale in samples) of a run; empty without a scale.
+
+    Sizes are the powers of two nearest to a quarter of the scale, at least `LEAST_SIZE`. Scales
+    are first made to rise with the tokens, by isotonic regression of their logarithms, so that one
+    noisy value changes little.
+    """
+    known = sorted((tokens, math.log2(scale)) for tokens, scale in points if scale > 0)
+    rising = isotonic_regression([log_scale for _, log_scale in known]).x if known else []
+    schedule: list[tuple[int, int]] = []
+    for (tokens, _), log_scale in zip(known, rising, strict=True):
+        size = max(2 ** round(float(log_scale) - 2), LEAST_SIZE)
+        if not schedule or size > schedule[-1][1]:
+            schedule.append((int(tokens) if schedule else 0, int(size)))
+    return schedule
+
+
+def _replayed(run: RunDirectory, skipped: Skipped) -> tuple[Corpus, Sampler]:
+    """The corpus of a run, and a sampler that draws what the run drew."""
+    config = run.config()
+    corpus = Corpus(config.data.corpus)
+    sampler = open_sampler(config, corpus)
+    sampler.log = WeightLog.load(run.weights_file, sampler.names, skipped)
+    if run.weights_file in skipped.counts:
+        skipped.notes.append("a mixture is lost: the run may have drawn other samples than these")
+    return corpus, sampler
+
+
+def watched_lines(path: Path, skipped: Skipped) -> list[str]:
+    """The newest spikes of a run with their samples, and the documents flagged most often."""
+    run = RunDirectory.open(path)
+    if not run.watch_file.is_file():
+        raise RunError(f"the samples of {path} were not watched; train with train.on_spike=warn")
+    rows = deque(read_lines(run.watch_file, watched_row, skipped), maxlen=MOST_WATCHED)
+    (corpus, sampler), flagged = _replayed(run, skipped), Counter[str]()
+    spikes = [row["step"] for row in rows if row["spike"]]
+    lines = [f"{len(spikes)} spikes; {len(rows)} steps with spikes or unusual samples are recorded"]
+    for row in rows:
+        ids = sampler.draw(row["step"] - 1)
+        if row["step"] in spikes[-MOST_SPIKES:]:
+            lines += spike_lines(row, corpus, ids, sampler.seq_len)
+        large = [sample["sample"] for sample in row["samples"] if sample["norm"] > TIMES]
+        flagged.update(sample_place(corpus, ids, number) for number in large)
+    often = [f"  {count} times: {place}" for place, count in flagged.most_common(MOST_SPIKES)]
+    return [*lines, f"documents flagged most often, above {TIMES:g} medians:", *often]
+
+
+def noise_table(path: Path, skipped: Skipped) -> Table:
+    """The newest noise scale of a run, of all samples and of each source, with its interval."""
+    run = RunDirectory.open(path)
+    config, wanted = run.config(), f'"{IN_WHOLE_ROWS}"'.encode()
+    row = read_last(run.metrics_file, metrics_row, skipped, lambda line: wanted in line)
+    if row is None or "time/sketch_ms" not in row:
+        raise RunError(
+            f"{path} has no step with sketches, from which the noise scale is measured, every "
+            "log.every steps; train with mixer.name=dograph, or with train.on_spike=warn"
+        )
+    about = f"in samples, of {measured_parameters(config.sketch)}, after step {row['step']}"
+    title = f"noise scale {about}; batch: {config.batches}"
+    table = number_table(title, "", "scale", "from", "to (95 %)", left=("",))
+    sources = [name[5:-7] for name in row if name.startswith("data/") and name.endswith("/epochs")]
+    for name in ("", *(f"{source}/" for source in sources)):
+        known = [row.get(f"noise/{name}{end}") for end in (SCALE, LOW, HIGH)]
+        cells = ["" if value is None else f"{value:.4g}" for value in known]
+        table.add_row(escape(name[:-1]) or "all samples", cells[0] or "not yet", *cells[1:])
+    return table
+
+
+def proposal(path: Path, skipped: Skipped) -> list[str]:
+    """Settings of a schedule that follows the recorded noise scale; none while it is not known."""
+    run, name = RunDirectory.open(path), f"noise/{SCALE}"
+    batches, length = run.config().batches, run.config().data.seq_len
+    rows = read_metrics(run.metrics_file, skipped, lambda line: f'"{name}"'.encode() in line)
+    points = [(batches.drawn(int(row["step"])) * length, row[name]) for row in rows]
+    if not (sizes := [list(pair) for pair in proposed_sizes(points)]):
+        return []
+    settings = f"'train.batch_size={sizes}' train.reference_batch_size={batches.reference}"
+    return [f"batches of a quarter of it, for another such run: {settings}"]
 
 
 def read_graph(path: Path, step: int | None, skipped: Skipped | None = None) -> DomainGraph:

@@ -40,7 +40,9 @@ from dograph.sketch.head import IGNORED, head_projection, sketched_cross_entropy
 from dograph.sketch.projection import Projection
 from dograph.sketch.rules import replaced_forward
 from dograph.sketch.sketcher import Sketcher
-from dograph.train.checkpoint import split_state
+from dograph.train.checkpoint import Meter, meter_tensors, restore_meters, split_state
+from dograph.train.noise import NoiseScale
+from dograph.train.watch import SampleWatch
 from dograph.types import Signals
 
 if TYPE_CHECKING:
@@ -61,7 +63,10 @@ def attach(
     dim: int = DEFAULT_DIM,
     seed: int = 0,
     sources: str | None = None,
+    source_names: Sequence[str] = (),
     exclude: tuple[str, ...] = (),
+    watch: SampleWatch | None = None,
+    ids: str | None = None,
 ) -> None:
     """Let `mixer` weight the samples that a Trainer trains on.
 
@@ -72,8 +77,10 @@ def attach(
 
     Modes: `twopass` sketches every layer, except parameters named in `exclude`, with two backward
     passes; `head` sketches only the output layer, with one. `sources` is the name of the training
-    input that holds each sample's source, for metrics. The mixer's state is saved in every
-    checkpoint folder and restored by `train(resume_from_checkpoint=...)`.
+    input that holds each sample's source, an index into `source_names`, for metrics. The log gets
+    the noise scale of what is sketched. `watch` looks at every step; its `ring` has the last ones,
+    with the samples' `ids`, the training input of that name. The state of all of them is saved in
+    every checkpoint folder and restored by `train(resume_from_checkpoint=...)`.
     """
     from transformers import TrainerCallback
 
@@ -83,8 +90,13 @@ def attach(
     require_mixer(mixer, sources)
     _require_mode(mode, trainer.model, exclude)
     projection = Projection(dim=dim, seed=seed, refresh=mixer.refresh(None))
-    sketches = mode if "sketch" in mixer.needs else None
-    attached = AttachedMixer(trainer, mixer, sketches, projection, sources, exclude)
+    if watch is not None and watch.skips:
+        raise ConfigError("the Trainer's optimizer cannot skip an update; give SampleWatch()")
+    sketches = mode if "sketch" in mixer.needs or watch else None
+    noise = NoiseScale(source_names)
+    attached = AttachedMixer(
+        trainer, mixer, sketches, projection, sources, exclude, noise, watch, ids
+    )
     trainer.training_step, trainer.train = attached.training_step, attached.train
     trainer.get_batch_samples = attached.get_batch_samples
     trainer.loss_is_scaled_for_ga = True  # older versions infer it from compute_loss_func
@@ -94,13 +106,15 @@ def attach(
     trainer.add_callback(callback)
 
 
-def restore_mixer(mixer: Mixer, folder: Path) -> None:
-    """Load the mixer's state from a checkpoint."""
+def restore_mixer(mixer: Mixer, folder: Path, meters: Mapping[str, Meter]) -> None:
+    """Load the state of the mixer and the meters from a checkpoint."""
     try:
         stored = json.loads((folder / VALUES).read_text(encoding="utf-8"))
         if stored["sha256"] != sha256_of(folder / TENSORS):
             raise ValueError(f"{TENSORS} is damaged: it does not match {VALUES}")
-        mixer.load_state_dict({**stored["mixer"], **load_file(folder / TENSORS)})
+        tensors = load_file(folder / TENSORS)
+        restore_meters(meters, tensors)
+        mixer.load_state_dict({**stored["mixer"], **tensors})
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise RunError(
             f"{folder} has no complete state of a mixer ({error}). Resume from a checkpoint that "
@@ -118,6 +132,9 @@ class AttachedMixer:
     projection: Projection
     sources: str | None
     exclude: tuple[str, ...]
+    noise: NoiseScale
+    watch: SampleWatch | None
+    ids: str | None
     resumed: bool = False  # a restored mixer keeps the warm-up of its first start
     unweighted: Tensor | None = None
     head_output: Tensor | None = None  # what the replaced output layer returned
@@ -126,6 +143,8 @@ class AttachedMixer:
         self.stock_train = self.trainer.train
         self.stock_step = self.trainer.training_step
         self.stock_batches = self.trainer.get_batch_samples
+        self.meters: dict[str, Meter] = {"noise": self.noise} if self.mode else {}
+        self.meters |= {} if self.watch is None else {"watch": self.watch}
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
@@ -137,7 +156,7 @@ class AttachedMixer:
             folder = get_last_checkpoint(self.trainer.args.output_dir)
         self.resumed = bool(folder)
         if folder:
-            restore_mixer(self.mixer, Path(folder))
+            restore_mixer(self.mixer, Path(folder), self.meters)
         return self.stock_train(resume_from_checkpoint, *args, **kwargs)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -160,7 +179,9 @@ class AttachedMixer:
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if control.should_log and self.unweighted is not None:
-            self.trainer.log(summary(self.mixer, self.unweighted, self.weight_B))
+            self.trainer.log(
+                summary(self.mixer, self.unweighted, self.weight_B, self.noise.report())
+            )
             control.should_log = True  # log() cleared it, but the Trainer has yet to log its own
 
     on_epoch_end = on_step_end
@@ -178,7 +199,7 @@ class AttachedMixer:
                 f"the checkpoint of step {step} is not in {folder}, so the mixer's state cannot be "
                 "saved; a hyper-parameter search saves elsewhere: run it without a mixer"
             )
-        write_bytes(folder / TENSORS, save(tensors))
+        write_bytes(folder / TENSORS, save(tensors | meter_tensors(self.meters)))
         digest = sha256_of(folder / TENSORS)
         write_json(folder / VALUES, {"version": 1, "step": step, "sha256": digest, "mixer": values})
 
@@ -191,6 +212,7 @@ class AttachedMixer:
         self.num_samples = world_size() * sum(rows.num_local for rows in self.rows)
         self.results: list[MicroBatchResult] = []
         self.weights: list[Tensor] = []
+        self.sample_ids: list[Tensor] = []
         return batches, num_items
 
     def training_step(self, model: nn.Module, inputs: Mapping[str, Any], *_: Any) -> Tensor:
@@ -201,6 +223,9 @@ class AttachedMixer:
         if self.sources is not None:
             self.source_b = entry(given, self.sources).to(device)
             del given[self.sources]
+        if self.ids is not None:
+            self.sample_ids.append(entry(given, self.ids).to(device))
+            del given[self.ids]
         token_bT, step = entry(given, "input_ids").to(device), self.trainer.state.global_step
         with ExitStack() as stack:
             if self.mode == "twopass":
@@ -283,6 +308,12 @@ class AttachedMixer:
         signals = self._signals(self.results, self.rows)
         assert signals.loss_B is not None
         self.unweighted = signals.loss_B.mean()
+        if self.mode:
+            self.noise.observe(signals)
+        if self.watch is not None:
+            each = zip(self.rows, self.sample_ids, strict=False)  # none if there are no ids
+            ids = [rows.gather(id_b) for rows, id_b in each]
+            self.watch.observe(signals, ids=torch.cat(ids) if ids else ())
         return signals
 
     def _signals(self, results: Sequence[MicroBatchResult], rows: Sequence[WorldRows]) -> Signals:

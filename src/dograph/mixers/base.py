@@ -94,7 +94,7 @@ class Mixer:
         return None
 
     def schedule(self) -> Mapping[int, Mixture]:
-        """Mixtures that `remix` will return, by the step from which they apply, if known."""
+        """Mixtures that `remix` will return, by their first step (`Signals.counted`), if known."""
         return {}
 
     def warm_up(self, steps: int) -> None:

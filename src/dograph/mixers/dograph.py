@@ -374,7 +374,7 @@ class DoGraph(Mixer):
         return lengths[self.options.scope]
 
     def cautions(self, config: RunConfig) -> list[str]:
-        size, domains = config.train.batch_size, self.options.num_domains
+        size, domains = min(config.batches.scheduled), self.options.num_domains
         each = size * self.fit_steps / domains
         if each >= LEAST_SAMPLES or self.options.samples_per_domain > 1:
             return []
@@ -421,7 +421,7 @@ class DoGraph(Mixer):
         return self.scope.locate(sketch_BK, step)
 
     def explain(self, row: Mapping[str, float], step: int, config: RunConfig) -> list[str]:
-        options, size = self.options, config.train.batch_size
+        options, size = self.options, config.batches.size(step - 1)
         equal = f"all {size} samples counted alike"
         if "domains/0/mean_norm" not in row:
             return [f"no domains were known yet (scope {options.scope}): {equal}"]
@@ -433,7 +433,7 @@ class DoGraph(Mixer):
             f"objective {objective}: {rule}; residual {row['weights/solver_residual']:.2g}",
             f"scope {options.scope}: {lasting if self.domains_last else passing}",
         ]
-        self.warm_up(config.train.steps_at(0))
+        self.warm_up(config.batches_at(0).steps)
         if step <= self.warmup_steps:
             return [*lines, f"warm-up until step {self.warmup_steps}: {equal}"]
         if row["weights/fallback"]:

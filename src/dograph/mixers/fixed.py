@@ -72,7 +72,7 @@ class Static(Mixer):
 
 
 class Scheduled(Mixer):
-    """A mixture by step: each stage applies from its step until the next."""
+    """A mixture by step, of the reference batch size: each stage applies until the next."""
 
     reads_mixtures: ClassVar[bool] = True
 
@@ -94,7 +94,9 @@ class Scheduled(Mixer):
         return self.stages[0]
 
     def remix(self, signals: Signals) -> Mixture | None:
-        return self.stages.get(signals.step + 1)
+        before, after = signals.counted or (signals.step, signals.step + 1)
+        begun = [step for step in self.stages if before < step <= after]
+        return self.stages[max(begun)] if begun else None
 
     def schedule(self) -> Mapping[int, Mixture]:
         return self.stages

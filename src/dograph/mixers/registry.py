@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dograph.choices import mode_conflicts
+from dograph.config import RunConfig
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import SIGNALS, Mixer, Planner
 
@@ -110,3 +112,33 @@ def build_mixer(name: str, options: Mapping[str, Any]) -> Mixer:
         return kind(**options)
     except TypeError as error:
         raise ConfigError(f"mixer {name}: {error}") from error
+
+
+def require_compatible(config: RunConfig, mixer: Mixer, processes: int = 1) -> None:
+    """Refuse settings that do not work with the mixer, or with the number of processes."""
+    train, sketch, sizes = config.train, config.sketch, [x.size for x in config.batches.phases]
+    if min(sizes) < processes:  # perhaps of the last step, which has what is left of train.steps
+        raise ConfigError(
+            f"train.batch_size={train.batch_size} at train.steps={train.steps} has steps of "
+            f"{min(sizes)} samples, which cannot be shared by {processes} processes; raise it or "
+            "start fewer"
+        )
+    # FSDP2 gathers on all ranks at once, so all need the same number of micro-batches; larger
+    # micro-batches can be divided evenly.
+    if train.shard and train.micro_batch_size == 1 and any(size % processes for size in sizes):
+        raise ConfigError(
+            f"train.shard=true with train.micro_batch_size=1 and train.batch_size="
+            f"{train.batch_size} on {processes} processes: some would have one micro-batch more "
+            "than others; make train.batch_size a multiple of the processes, or "
+            "train.micro_batch_size 2 or more"
+        )
+    needed = f"mixer.name={config.mixer.name}" if "sketch" in mixer.needs else ""
+    if not needed and train.on_spike is None:
+        return
+    for refusal in mode_conflicts(sketch.mode, sketch.projection, shards=train.shard, of="sketch."):
+        raise ConfigError(f"{needed or 'train.on_spike'} needs sketches, and {refusal}")
+    if needed and sketch.accumulation == "lagged" and (why := mixer.refuses_lagged()) is not None:
+        raise ConfigError(
+            f"sketch.accumulation=lagged with mixer.name={config.mixer.name}, which {why}; or use "
+            "sketch.accumulation=two_sweeps, or keep (mode full)"
+        )

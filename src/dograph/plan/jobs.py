@@ -288,7 +288,7 @@ def _result(trainer: Trainer) -> Result:
         },
         model=str(run.checkpoint(trainer.done) / "model"),
         parameters=inner_parameters(state.model.model),
-        tokens=trainer.done * trainer.config.tokens_per_step,
+        tokens=trainer.batches.drawn(trainer.done) * trainer.config.data.seq_len,
         steps=trainer.done,
         seconds=seconds,
         peak_bytes=peak_bytes(trainer.world.device),

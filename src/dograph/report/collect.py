@@ -290,7 +290,7 @@ def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> st
 def _single_verdict(run: RunData) -> str:
     progress = f"Complete after {run.steps:,} steps"
     if not run.is_complete:
-        progress = f"{run.steps:,} of {run.config.train.steps:,} steps done"
+        progress = f"{run.steps:,} of {run.config.batches.steps:,} steps done"
     mean, nmi = run.losses.get("mean"), run.curves.get("domains/nmi")
     loss = f"mean validation loss {mean.text('.4f', ' ')} nats" if mean else ""
     loss += f" after step {run.validated:,}" if mean and run.validated < run.steps else ""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dograph.config import RunConfig
-from dograph.eval.recorded import domains_last, read_validation
+from dograph.eval.recorded import domains_last, read_validation, watched_lines
 from dograph.plan.jobs import RESULT
 from dograph.progress import duration
 from dograph.records import Skipped, read_record
@@ -19,12 +19,13 @@ from dograph.report.series import OpenRun, Series, curve
 from dograph.stats import ABOVE_ZERO, Estimate, t_interval
 from dograph.train.edits import edits_of
 from dograph.train.metrics import RARE, SUMMARIES
+from dograph.train.noise import HIGH, LOW, SCALE, measured_parameters
 
 ENVIRONMENT = "env.json"  # versions and devices
 WARM_UP = 5  # steps that mean times leave out: compilation, first allocations
 
 LOSS = "/loss_nats"  # how columns of losses end
-UNSMOOTHED = ("optim/lr", "time/tokens_per_second")
+UNSMOOTHED = ("optim/lr", "train/batch_size", "time/tokens_per_second")
 RESIDUAL = "weights/solver_residual"
 HEALTH = {  # title and explanation of each chart
     "weights/effective_samples": "Effective samples: 1 / sum of squared sample weights; equal "
@@ -39,6 +40,8 @@ HEALTH = {  # title and explanation of each chart
     "interpret the level",
     "weights/gradient_norm_ratio": "Norm of the weighted gradient relative to equal weights: "
     "|sum c g| / |mean g| of the sketches; 1: weighting does not change the norm",
+    "noise/scale_samples": "Noise scale: in samples, of {parameters}; the batch has {batch}, and a "
+    "batch of this size would have as much noise as signal",
     "optim/grad_norm": "Gradient norm: of the update, before clipping",
 }
 FALLBACK = "equal weights were used: a gradient was not finite or the problem had no solution"
@@ -83,12 +86,13 @@ class RunData:
     epochs: dict[str, float | None]  # by source
     warnings: list[str]
     curves: dict[str, Series]  # by the name of the metric
+    watched: list[str]  # spikes and flagged documents, with train.on_spike
     cost: StepCosts
     domains: DomainsView | None
 
     @property
     def is_complete(self) -> bool:
-        return self.steps >= self.config.train.steps
+        return self.steps >= self.config.batches.steps
 
     @property
     def command(self) -> str:
@@ -111,7 +115,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int) -> RunData:
         curves[metric] = curve(*columns.get(metric), buckets, smooth=smooth)
     losses, cost, warnings = last_losses(run), cost_of(run), warnings_of(run)
     facts, domains = _facts(run, cost), domains_of(run, buckets)
-    is_live = run.files.use() != "free"
+    is_live, is_watched = run.files.use() != "free", run.files.watch_file.is_file()
     damage = [*columns.skipped.warnings(live=is_live), *run.skipped.warnings(live=is_live)]
     return RunData(
         path=run.path,
@@ -126,6 +130,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int) -> RunData:
         epochs={source: columns.last(f"data/{source}/epochs") for source in losses},
         warnings=warnings + damage,
         curves=curves,
+        watched=watched_lines(run.path, run.skipped) if run.corpus and is_watched else [],
         cost=cost,
         domains=domains,
     )
@@ -134,7 +139,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int) -> RunData:
 def warnings_of(run: OpenRun) -> list[str]:
     """What a reader should know before trusting the numbers, one line each."""
     warnings, columns = list[str](), run.columns
-    steps, most = run.config.train.steps, run.config.data.warn_epochs
+    steps, most = run.config.batches.steps, run.config.data.warn_epochs
     if stopped := sorted(path.stem for path in run.path.glob("nonfinite-step-*.json")):
         warnings.append(f"a loss was not finite: {', '.join(stopped)}; files: see docs/runs.md")
     if columns.last_step < steps:
@@ -237,8 +242,16 @@ def cost_of(run: OpenRun) -> StepCosts:
     )
 
 
+def noise_text(run: OpenRun) -> str:
+    """The newest noise scale with its interval, to stand after the batch size."""
+    scale, *ends = (run.columns.last(f"noise/{name}") for name in (SCALE, LOW, HIGH))
+    shown = " to ".join("?" if end is None else f"{end:.3g}" for end in ends)
+    of = f"samples (95 %: {shown}), of {measured_parameters(run.config.sketch)}"
+    return "" if scale is None else f"; noise scale {scale:.3g} {of}"
+
+
 def _facts(run: OpenRun, cost: StepCosts) -> dict[str, str]:
-    config, train = run.config, run.config.train
+    config, train, made = run.config, run.config.train, run.columns.last_step
     environment = read_record(run.path / ENVIRONMENT, _environment, run.skipped) or {}
     options = ", ".join(f"{k}={json.dumps(v)}" for k, v in config.mixer.options.items())
     devices = environment.get("gpus") or [f"CPU, {environment.get('torch_threads', '?')} threads"]
@@ -249,9 +262,10 @@ def _facts(run: OpenRun, cost: StepCosts) -> dict[str, str]:
         "corpus": config.data.corpus,
         "mixer": config.mixer.name + (f" ({options})" if options else ""),
         "seed": str(config.seed),
-        "steps": f"{run.columns.last_step:,} of {train.steps:,}",
-        "batch": f"{train.batch_size} samples of {config.data.seq_len} tokens, {train.dtype}",
-        "tokens": f"{run.columns.last_step * config.tokens_per_step:,}",
+        "steps": f"{made:,} of {config.batches.steps:,}",
+        "batch": f"{config.batches} samples of {config.data.seq_len} tokens, {train.dtype}"
+        + noise_text(run),
+        "tokens": f"{config.batches.drawn(made) * config.data.seq_len:,}",
         "device": ", ".join(dict.fromkeys(map(str, devices))),
         "processes": str(environment.get("world_size", "?")),
         "versions": ", ".join(f"{k} {v}" for k, v in list(libraries.items())[:2]),

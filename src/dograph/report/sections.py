@@ -28,6 +28,7 @@ from dograph.report.collect import Comparison, PageData
 from dograph.report.one_run import HEALTH, LOSS, WARM_UP, RunData
 from dograph.report.series import FEW, SMOOTHED_SHARE, Series, distinct, rounded
 from dograph.stats import METRICS, t_quantile
+from dograph.train.noise import measured_parameters
 
 MOST_WARNINGS = 12
 LONG = 12  # longer tables scroll
@@ -39,6 +40,7 @@ TOTAL_LOSSES = {
 }
 PER_RUN = {  # title and note
     "optim/lr": ("Learning rate", "of each step"),
+    "train/batch_size": ("Batch size", "samples of each step; runs with a schedule"),
     "time/tokens_per_second": ("Tokens per second", "wall-clock, without validation"),
 }
 HOW_TO_READ = (
@@ -250,10 +252,16 @@ def health(data: PageData) -> list[PageItem]:
         series = run_series(data, metric)
         if not series:
             continue
-        note = note.format(batch=data.runs[0].config.train.batch_size)
+        every = dict.fromkeys(measured_parameters(run.config.sketch) for run in data.runs)
+        batch, parameters = data.runs[0].config.batches, " or ".join(every)
+        note = note.format(batch=batch, parameters=parameters)
         is_share, few = metric.endswith("nmi"), len(series) <= 4
         charts.append(LineChart(title, series, note, zero=is_share, faint=few))
-    return [PageBlock("grid", charts) if charts else PageBlock("soft", NO_STEPS)]
+    watched: list[PageItem] = []
+    for run in (run for run in data.runs if run.watched):
+        name = f", {run.name}" if len(data.runs) > 1 else ""
+        watched += [heading(f"Spikes and unusual samples{name}"), PageBlock("list", run.watched)]
+    return [PageBlock("grid", charts) if charts else PageBlock("soft", NO_STEPS), *watched]
 
 
 def cost(data: PageData) -> list[PageItem]:

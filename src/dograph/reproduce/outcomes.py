@@ -17,6 +17,7 @@ import torch
 
 from dograph.compare.findings import CellFindings
 from dograph.compare.tables import TextTable
+from dograph.config import RunConfig
 from dograph.domains.objectives import build_objective
 from dograph.domains.partition import partition
 from dograph.eval.evaluate import limited_tasks
@@ -268,9 +269,9 @@ def cost(study: Study) -> Reproduction:
     seconds = {part: RunMetric.read(findings, attrgetter(f"seconds.{part}")) for part in parts}
     train, total = seconds["train"], seconds["total"]
     flops = {method.label: method.flops for method in findings.methods}
-    run = findings.config["train"]
-    tokens = run["steps"] * run["batch_size"] * findings.config["data"]["seq_len"]
-    times = paper.BUDGET_TOKENS / tokens  # to train on the paper's tokens at the speed seen here
+    times = (
+        paper.BUDGET_TOKENS / RunConfig.model_validate(findings.config).tokens
+    )  # to train on the paper's tokens at the speed seen here
     budget = f"{paper.BUDGET_TOKENS / 1e9:.0f}B tokens"
 
     def means(label: str) -> dict[str, Estimate]:

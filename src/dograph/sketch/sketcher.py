@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch
 from torch.nn.parallel import DistributedDataParallel
 
-from dograph.choices import CUTTING, MODES, Kind, Mode
-from dograph.config import DEFAULT_DIM, Refresh, mode_conflicts
+from dograph.choices import CUTTING, MODES, Kind, Mode, mode_conflicts
+from dograph.config import DEFAULT_DIM, Refresh
 from dograph.errors import ConfigError, did_you_mean
 from dograph.sketch import gradients
 from dograph.sketch.check import CheckedRecord, reached_parameters
@@ -95,6 +95,7 @@ class Sketcher:
         self.step = self._num_samples = 0
         self._last_step: int | None = None  # of the last call of `backward`
         self._rows: WorldRows  # of the last recorded batch
+        self.last_signals: Signals | None = None  # of the last batch that was weighed
         self.outside: dict[str, float] | None = None  # parameters, by their share of all
         self._tree = gradients.ModelTree(self.model)
         self._running = self._sketched = False
@@ -486,4 +487,6 @@ class Sketcher:
             source_B = self._rows.gather(source_B)
         epoch = self.projection.epoch(self.step)
         rows, step = [self._rows], self.step
-        return gather_signals(results, rows, step=step, projection=epoch, source_B=source_B)
+        known: dict[str, Any] = {"step": step, "projection": epoch, "source_B": source_B}
+        self.last_signals = gather_signals(results, rows, **known)
+        return self.last_signals

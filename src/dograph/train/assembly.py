@@ -17,6 +17,7 @@ from dograph.mixers.registry import mixer_class
 from dograph.mixtures.file import RunFacts
 from dograph.models.build import build_model, load_model
 from dograph.models.loss import PerSampleLoss
+from dograph.types import Schedule
 
 
 def settled(config: RunConfig) -> RunConfig:
@@ -39,16 +40,25 @@ def settled(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"mixer": MixerConfig(name=name, **options), "model": model})
 
 
-def with_steps(train: TrainConfig, steps: int, done: int) -> TrainConfig:
-    """The settings of a run that has made `done` steps and is to make `steps` in all."""
+def with_steps(config: RunConfig, steps: int, done: int) -> TrainConfig:
+    """The settings of a run that has made `done` steps and is to have another `train.steps`."""
+    train, made = config.train, config.batches.counted(done)
     if steps == train.steps:
         return train
-    if steps <= done:
-        raise ConfigError(f"train.steps={steps}: the run has made {done}; give more than that")
+    if steps <= made:
+        raise ConfigError(f"train.steps={steps}: the run has made {made:.10g}; give more than that")
     before = [(until, length) for until, length in train.extended if until < done]
     if done:
-        before.append((done, train.steps_at(done - 1)))
+        before.append((done, config.batches_at(done - 1).samples // config.batches.reference))
     return train.model_copy(update={"steps": steps, "extended": before})
+
+
+def forked_sizes(old: Schedule, new: Schedule, tokens: int) -> Schedule:
+    """The schedule of a fork after `tokens` tokens: those drawn by the old one, then the new."""
+    before, after = ([(0, own)] if isinstance(own, int) else own for own in (old, new))
+    now = [size for first, size in after if first <= tokens][-1]
+    past = [(first, size) for first, size in before if first < tokens]
+    return [*past, (tokens, now), *(own for own in after if own[0] > tokens)]
 
 
 def open_model(config: RunConfig, corpus: Corpus) -> PerSampleLoss:
@@ -75,8 +85,8 @@ def inner_parameters(model: Any) -> int:
 
 
 def open_sampler(config: RunConfig, corpus: Corpus) -> Sampler:
-    size, seq_len = config.train.batch_size, config.data.seq_len
-    return Sampler(corpus.train, seq_len=seq_len, batch_size=size, seed=config.seed)
+    sizes, seq_len = config.batches, config.data.seq_len
+    return Sampler(corpus.train, seq_len=seq_len, batch_size=sizes, seed=config.seed)
 
 
 class CorpusLab:
@@ -86,8 +96,8 @@ class CorpusLab:
         self.target, self.corpus = config, corpus
         self.tokens: Mapping[str, int] = corpus.tokens_by_source()
         self.strata: Mapping[str, int] = {s.entry.stratum: s.entry.tokens for s in corpus.train}
-        self.steps = config.train.steps_at(step)
-        self.budget = self.steps * config.tokens_per_step
+        batches = config.batches_at(step)
+        self.steps, self.budget = batches.steps, batches.samples * config.data.seq_len
         self.proxy_steps = self.steps  # there are none
 
     @property

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,15 @@ from dograph.mixers.base import Mixer
 from dograph.models.loss import PerSampleLoss
 from dograph.records import DAMAGE
 from dograph.train.distributed import World
+from dograph.train.noise import NoiseScale
 from dograph.train.run_dir import RunDirectory
+from dograph.train.watch import SampleWatch
 
 MODEL, WEIGHTS, OPTIMIZER = "model", "model.safetensors", "optimizer.safetensors"
 MIXER, WEIGHT_LOG, STATE = "mixer.safetensors", "weights.jsonl", "state.json"
+Meter = NoiseScale | SampleWatch
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, by parameter
+UPDATES = "updates"  # made so far: steps less those skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class TrainingState:
     mixer: Mixer
     sampler: Sampler
     corpus_digest: str
+    meters: dict[str, Meter] = field(default_factory=dict)
 
 
 def write_checkpoint(
@@ -60,7 +65,7 @@ def write_checkpoint(
         save_model(state.model, temporary / MODEL, tokenizer, weights)
         save_file({name: t.contiguous() for name, t in moments.items()}, temporary / OPTIMIZER)
         tensors, values = split_state(state.mixer.state_dict())
-        save_file(tensors, temporary / MIXER)
+        save_file(tensors | meter_tensors(state.meters), temporary / MIXER)
         write_text(temporary / WEIGHT_LOG, state.sampler.log.cut(step).dump())
         seal(temporary, step, state.corpus_digest, values)
         os.rename(temporary, final)
@@ -112,7 +117,9 @@ def read_checkpoint(run: RunDirectory, step: int, state: TrainingState) -> bool:
         state.sampler.log = WeightLog.load(folder / WEIGHT_LOG, state.sampler.names)
     if stored["mixer"] is None:
         return False
-    state.mixer.load_state_dict({**stored["mixer"], **load_file(folder / MIXER)})
+    tensors = load_file(folder / MIXER)
+    restore_meters(state.meters, tensors)
+    state.mixer.load_state_dict({**stored["mixer"], **tensors})
     return True
 
 
@@ -159,6 +166,21 @@ def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, 
     """A mixer's state as tensors and JSON values."""
     tensors = {name: v.contiguous() for name, v in state.items() if isinstance(v, Tensor)}
     return tensors, {name: value for name, value in state.items() if name not in tensors}
+
+
+def meter_tensors(meters: Mapping[str, Meter]) -> dict[str, Tensor]:
+    """The states of all meters, under names of their own."""
+    states = {name: meter.state_dict() for name, meter in meters.items()}
+    return {f"meters.{name}.{key}": t for name, own in states.items() for key, t in own.items()}
+
+
+def restore_meters(meters: Mapping[str, Meter], tensors: dict[str, Tensor]) -> None:
+    """Take the states of `meter_tensors` out of `tensors`; a meter without one starts anew."""
+    every = {key: tensors.pop(key) for key in list(tensors) if key.startswith("meters.")}
+    for name, meter in meters.items():
+        names = {key: f"meters.{name}.{key}" for key in meter.state_dict()}
+        if set(names.values()) <= every.keys():
+            meter.load_state_dict({key: every[stored] for key, stored in names.items()})
 
 
 def save_model(
@@ -213,19 +235,22 @@ def optimizer_tensors(
         held = {name: optimizer.state[parameter][moment] for name, parameter in named}
         parts = whole(model, held, keep=keep)
         tensors |= {f"{moment}.{name}": tensor for name, tensor in parts.items()}
+    updates = [float(optimizer.state[parameter]["step"]) for _, parameter in named]
+    tensors[UPDATES] = torch.tensor(max(updates, default=0.0))
     return tensors
 
 
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, model: PerSampleLoss, tensors: dict[str, Tensor], step: int
 ) -> None:
-    """Restore what `optimizer_tensors` returned after `step` updates."""
+    """Restore what `optimizer_tensors` returned after `step` steps."""
+    updates = tensors.get(UPDATES, torch.tensor(float(step)))  # older versions skip no update
     for name, parameter in model.model.named_parameters():
         stored = {moment: tensors.get(f"{moment}.{name}") for moment in MOMENTS}
         if not parameter.requires_grad or all(t is None for t in stored.values()):
             continue  # it never had a gradient
         state = optimizer.state[parameter]
-        state["step"] = torch.tensor(float(step), device=parameter.device)
+        state["step"] = updates.to(parameter.device, copy=True)
         for moment, tensor in stored.items():
             if tensor is None:
                 raise RunError(f"the checkpoint lacks {moment} of {name}: it is of another model")

@@ -189,7 +189,7 @@ class Edits:
     def check(self, request: Message, done: int) -> None:
         """Refuse an unusable mixture, a complete run, and a mixer that sets the mixture itself."""
         self.sampler.weights_of(Mixture(request["weights"]))
-        if done >= self.config.train.steps:
+        if done >= self.config.batches.steps:
             raise ConfigError(
                 f"{self.run.path} is complete after {done} steps: none is left to draw by another "
                 f"mixture. Give it more: dograph train --resume {self.run.path} train.steps=N"
@@ -242,7 +242,9 @@ class Edits:
 
     def _record(self, done: int, request: Message, how: str) -> Edit:
         """Append an edit to edits.jsonl: it is on disk before it is in force."""
-        stages = [step for step in self.mixer.schedule() if done < step < self.config.train.steps]
+        batches = self.config.batches
+        stages = [batches.step_at(step) for step in self.mixer.schedule()]
+        stages = [step for step in stages if done < step < batches.steps]
         weight_S = self.sampler.weights_of(Mixture(request["weights"]))
         edit = Edit(
             **request,

@@ -9,7 +9,9 @@ backward has two products for each one of the forward, so a step is three forwar
 counted in full, causal or not. All else (norms, softmax, AdamW) is left out, as usual for MFU.
 """
 
+import math
 import time
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,6 +36,7 @@ from dograph.train.step import strategy_of
 WIDE = 4  # bytes of a float32: sketches, embeddings and the residual stream
 KEPT_PER_LAYER = 34  # bytes saved for the backward per layer, token and unit of width, in bfloat16
 TIMED_TOKENS, TIMED_SECONDS = 512, 1.0  # of a measurement of speed; GPUs take 16 times as many
+SKETCH = frozenset({"sketch"})  # what a mixer with sketches needs before it weighs
 LEAST_BLOCKS = 16  # of a validation source, without a warning
 
 
@@ -77,14 +80,16 @@ def count_flops(
     return Flops(2.0 * rows * weights, attention)
 
 
-def extra_work(model: PerSampleLoss, config: RunConfig) -> list[Work]:
-    """The work of `sketch.mode` beyond a plain step on the same batch.
+def extra_work(
+    model: PerSampleLoss, config: RunConfig, num_samples: int, needs: Set[str] = SKETCH
+) -> list[Work]:
+    """The work of `sketch.mode` beyond a plain step on the same batch of so many samples.
 
     Two sweeps are an extra forward for the sketches, then a plain step.
     """
-    sketch, num_samples, rows = config.sketch, config.train.batch_size, config.tokens_per_step
+    sketch, rows = config.sketch, num_samples * config.data.seq_len
     mode, size = sketch.mode, 2 if config.train.half else WIDE
-    two_sweeps = strategy_of(config, {"sketch"}) == "two_sweeps"
+    two_sweeps = strategy_of(config, needs, num_samples) == "two_sweeps"
     flops, shape = count_flops(model, num_samples, config.data.seq_len), model.model.config
     head = output_layer(model, None) if mode == "head" else None
     rules, blocks = cover(model, tuple(sketch.exclude), only=head), shape.num_hidden_layers
@@ -194,7 +199,14 @@ def run_flops(config: RunConfig, corpus: Corpus) -> float:
 
 
 def step_flops(config: RunConfig, corpus: Corpus) -> float:
-    """FLOPs of one step over the world batch, to compare the cost of methods.
+    """FLOPs of one of train.steps; if the batch size changes, the mean over the run."""
+    model, phases = open_shape(config, corpus), config.batches.phases
+    number = config.train.steps
+    return sum(flops_of_batch(config, model, own.size) * (own.steps / number) for own in phases)
+
+
+def flops_of_batch(config: RunConfig, model: PerSampleLoss, size: int) -> float:
+    """FLOPs of one step over a world batch of `size` samples, to compare the cost of methods.
 
     every step           a forward and a backward: 3 forwards
     needs loss           no more while the graph is kept; a second forward if the batch is larger
@@ -207,13 +219,12 @@ def step_flops(config: RunConfig, corpus: Corpus) -> float:
     some millionths of a step). One process is assumed: with several, a rank may hold its share of a
     batch that one process has to sweep twice.
     """
-    model, train = open_shape(config, corpus), config.train
-    batch = (train.batch_size, config.data.seq_len)
+    train, batch = config.train, (size, config.data.seq_len)
     needs = build_mixer(config.mixer.name, config.mixer.options).needs_before_weights
-    plain, twice = count_flops(model, *batch), strategy_of(config, needs) == "two_sweeps"
+    plain, twice = count_flops(model, *batch), strategy_of(config, needs, size) == "two_sweeps"
     total, backwards = plain.step, 1
-    if "sketch" in needs:
-        total += sum(piece.flops for piece in extra_work(model, config))
+    if "sketch" in needs or train.on_spike is not None:
+        total += sum(piece.flops for piece in extra_work(model, config, size, needs))
         backwards += twice or config.sketch.mode == "twopass"
     elif twice:
         total += plain.forward
@@ -251,10 +262,11 @@ def forecast(config: RunConfig, corpus: Corpus) -> Forecast:
     mixer = build_mixer(config.mixer.name, config.mixer.options)
     sampler = open_sampler(config, corpus)
     sampler.remix(0, mixer.plan(CorpusLab(config, corpus)), "plan")
-    tokens = (train.micro_batch_size or train.batch_size) * config.data.seq_len
+    tokens = (train.micro_batch_size or config.batches.largest) * config.data.seq_len
     per_unit = tokens * width * (1 if train.half else 2)
     kept = layers * per_unit * KEPT_PER_LAYER
-    waiting = "sketch" in mixer.needs and config.sketch.mode in DETACHING
+    sketches = "sketch" in mixer.needs or train.on_spike is not None
+    waiting = sketches and config.sketch.mode in DETACHING
     if train.activation_checkpointing and not waiting:
         kept = layers * per_unit * 2 + per_unit * KEPT_PER_LAYER
     return Forecast(
@@ -284,7 +296,7 @@ def memory_problem(
     except RuntimeError:  # a model of one's own that cannot be built without memory
         return []
     facts, needs = model.model.config, build_mixer(config.mixer.name, config.mixer.options).needs
-    batch, sketches = train.batch_size, "sketch" in needs
+    batch, sketches = config.batches.largest, "sketch" in needs or train.on_spike is not None
     some = min(train.micro_batch_size or batch, -(-batch // ranks))  # samples at once
     kept = 1 if train.activation_checkpointing else 8
     kept *= getattr(facts, "num_hidden_layers", 0) * getattr(facts, "hidden_size", 0)
@@ -322,7 +334,7 @@ def measure_speed(config: RunConfig, corpus: Corpus) -> float:
     for tensor in [*model.parameters(), *model.buffers()]:
         if tensor.is_floating_point():
             nn.init.normal_(tensor.data, std=0.02)
-    at_once = config.train.micro_batch_size or config.train.batch_size
+    at_once = config.train.micro_batch_size or config.batches.largest
     tokens = TIMED_TOKENS * (16 if device.type == "cuda" else 1)
     num = max(min(at_once, tokens // length), 1)
     token_BT = torch.zeros(num, length, dtype=torch.int64, device=device)
@@ -343,14 +355,15 @@ def measure_speed(config: RunConfig, corpus: Corpus) -> float:
 
 def planned_epochs(config: RunConfig, sampler: Sampler, mixer: Mixer) -> dict[str, float]:
     """Epochs of each source at the end of the run, by the mixer's known schedule."""
-    entry, total = sampler.log.entries[-1], config.train.steps
-    later = sorted((step, mix) for step, mix in mixer.schedule().items() if entry.step < step)
+    entry, batches = sampler.log.entries[-1], config.batches
+    stages = [(batches.step_at(step), mix) for step, mix in sorted(mixer.schedule().items())]
+    later = [(step, mix) for step, mix in stages if entry.step < step]
     weights = {entry.step: entry.weight_S}
     weights |= {step: sampler.weights_of(mixture) for step, mixture in later}
-    ends, planned_S = [*list(weights)[1:], total], entry.drawn_S.astype(float)
+    ends, planned_S = [*list(weights)[1:], batches.steps], entry.drawn_S.astype(float)
     for (step, weight_S), end in zip(weights.items(), ends, strict=True):
-        steps = max(min(end, total) - step, 0)
-        planned_S = planned_S + steps * config.train.batch_size * weight_S
+        drawn = batches.drawn(min(end, batches.steps)) - batches.drawn(step)
+        planned_S = planned_S + max(drawn, 0) * weight_S
     return sampler.epochs_of(planned_S)
 
 
@@ -378,4 +391,13 @@ def start_warnings(config: RunConfig, corpus: Corpus, sampler: Sampler, mixer: M
         f"eval.max_samples_per_source={most}"
     )
     notes = mixture_warnings(config, corpus) + mixer.cautions(config)
+    sizes, micro = (
+        sorted({own.size for own in config.batches.phases}),
+        config.train.micro_batch_size,
+    )
+    if config.train.compile and any(size % (micro or sizes[-1]) for size in sizes[:-1]):
+        notes.append(
+            f"train.compile=true compiles the model anew for batches of {sizes} samples; with "
+            f"train.micro_batch_size={math.gcd(*sizes)}, or a divisor of that, it is compiled once"
+        )
     return notes + ([noisy] if few else []) + repeat_warnings(config, sampler, mixer)

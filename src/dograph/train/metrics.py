@@ -72,13 +72,16 @@ def step_rows(
     """
     if not records:
         return []
-    loss_NB = torch.stack([record.loss_B for record in records]).double().cpu().numpy()
-    weight_NB = torch.stack([record.weight_B for record in records]).double().cpu().numpy()
+    sizes = [len(record.loss_B) for record in records]
+    every = ([getattr(r, name) for r in records] for name in ("loss_B", "weight_B", "source_B"))
+    loss_NB, weight_NB, source_NB = (  # lists of arrays: sizes may differ
+        [own_B.numpy() for own_B in torch.cat(own).double().cpu().split(sizes)] for own in every
+    )
     norm_N = torch.stack([record.grad_norm for record in records]).tolist()
-    source_NB = torch.stack([record.source_B for record in records]).cpu().numpy()
-    read_together(record.report for record in records)
+    read_together(report for record in records for report in (record.report, record.noise))
     reports = [
-        {name: value for name, value in record.report.items() if not name.startswith("samples/")}
+        {name: v for name, v in record.report.items() if not name.startswith("samples/")}
+        | dict(record.noise)
         for record in records
     ]
     tensors = [v for report in reports for v in report.values() if isinstance(v, Tensor)]
@@ -110,7 +113,7 @@ def is_due(step: int, every: int) -> bool:
 
 def is_end(config: RunConfig, step: int) -> bool:
     """Whether the run ends here, or did before it was extended: it can be repeated exactly."""
-    return step == config.train.steps or (step, step) in config.train.extended
+    return step in config.batches.ends
 
 
 def is_logged(config: RunConfig, step: int) -> bool:
@@ -123,6 +126,8 @@ def logged(row: dict[str, Any], config: RunConfig, *, whole: bool) -> dict[str, 
     """What is written of a row: everything if `whole` or `is_logged`, else a few numbers."""
     if not whole and not is_logged(config, row["step"]):
         row = {name: row[name] for name in ((*SHORT, RARE) if row.get(RARE) else SHORT)}
+    elif isinstance(config.train.batch_size, list):
+        row = row | {"train/batch_size": config.batches.size(row["step"] - 1)}
     return rounded(row)
 
 
@@ -265,6 +270,8 @@ class RunFiles:
             self.paths["samples"] = run.samples_file
         if mixer.has_domains:
             self.paths["graph"] = run.graph_file
+        if config.train.on_spike is not None:
+            self.paths["watch"] = run.watch_file
         self._files: dict[str, IO[str]] = {}
         self.sinks: list[Sink] = []
 
@@ -313,11 +320,13 @@ class Probes:
         self.run, self.model, self.sources = run, model, corpus.sources
         self.config, self.world, self.mixer = step.config, step.world, step.mixer
         self.sketcher, train, probe = step.sketcher, step.config.train, step.config.probe
-        wanted = probe.rows if self.sketcher else 0
+        wanted = probe.rows if "sketch" in self.mixer.needs else 0
         self.blocks = even_blocks(corpus, "validation", self.config.data.seq_len, wanted)
         fractions = probe.at if self.blocks else []
-        lengths = [train.steps, *(steps for _, steps in train.extended)]
-        self.steps = frozenset(round(part * steps) for part in fractions for steps in lengths)
+        plans = [own for _, own in self.config.batch_plans()]
+        self.steps = frozenset(
+            own.step_at(round(part * own.counted(own.steps))) for part in fractions for own in plans
+        )
         # Checkpointed activations are kept in full here (layers recompute in training mode only).
         saving = train.activation_checkpointing
         self.at_once = 1 if saving else train.micro_batch_size or AT_ONCE

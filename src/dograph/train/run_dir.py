@@ -40,7 +40,7 @@ class RunDirectory:
         self.config_file, self.weights_file = path / "config.yaml", path / "weights.jsonl"
         self.metrics_file, self.edits_file = path / "metrics.jsonl", path / "edits.jsonl"
         self.samples_file, self.graph_file = path / "samples.jsonl", path / "graph.jsonl"
-        self.validation_file = path / "validation.jsonl"
+        self.validation_file, self.watch_file = path / "validation.jsonl", path / "watch.jsonl"
         self._lock: IO[str] | None = None
 
     def create(self, config: RunConfig, environment: dict[str, object]) -> None:
@@ -160,7 +160,8 @@ class RunDirectory:
         """
         self.metrics_file.touch()
         last, gaps = 0, StepGaps()
-        for file in (self.metrics_file, self.samples_file, self.graph_file, self.validation_file):
+        others = (self.samples_file, self.graph_file, self.validation_file, self.watch_file)
+        for file in (self.metrics_file, *others):
             start, kept = 0, [(0, 0)]  # parts of the file; of one in disorder there are several
             for end, made in read_steps(file):
                 last = max(last, made)

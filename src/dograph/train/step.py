@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Sequence, Set
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,9 +30,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from dograph.choices import Mode
-from dograph.config import OptimConfig, RunConfig, SketchConfig, require_compatible
+from dograph.config import OptimConfig, RunConfig, SketchConfig
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer, Report
+from dograph.mixers.registry import require_compatible
 from dograph.models.build import load_model
 from dograph.models.loss import PerSampleLoss, compile_regions, mean_over_predictions
 from dograph.rng import key64
@@ -40,7 +41,8 @@ from dograph.sketch.gradients import MicroBatchResult, WorldRows, gather_signals
 from dograph.sketch.projection import Projection
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.distributed import World
-from dograph.types import Batch, Signals
+from dograph.train.watch import SampleWatch, WatchedStep
+from dograph.types import Batch, BatchSizes, Signals
 
 Lap = tuple[str, Any, Any]  # name; start and end: seconds, or CUDA events on a GPU
 Weighted = tuple[Tensor, Tensor, Signals]  # weight_B, loss_B, the mixer's signals
@@ -73,6 +75,8 @@ class StepRecord:
     lr: float
     report: Report  # the mixer's metrics
     laps: list[Lap]
+    noise: Report = field(default_factory=dict)  # the noise scale, if there are sketches
+    watched: WatchedStep | None = None  # with train.on_spike
 
 
 class TrainStep:
@@ -85,8 +89,8 @@ class TrainStep:
         self.config, self.world, self.model = config, world, model
         self.optimizer, self.mixer, self.half = optimizer, mixer, config.train.half
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.sizes = world.sizes(config.train.batch_size) if world.size > 1 else None
-        self.strategy = strategy_of(config, mixer.needs_before_weights, world.size)
+        self.plans, self.batches = config.batch_plans(), config.batches
+        self.strategy: Strategy  # of the present step
         self.watch = Stopwatch(world.device)
         self.halted = torch.zeros((), device=world.device)
         loss, sketch = unwrapped(model), config.sketch
@@ -96,7 +100,10 @@ class TrainStep:
         if "reference_loss" in mixer.needs:
             self.reference = open_reference(config, mixer, self.vocab_size).to(world.device)
         self.sketcher: Sketcher | None = None
-        if "sketch" in mixer.needs:
+        self.samples_watch: SampleWatch | None = None
+        if (on_spike := config.train.on_spike) is not None:
+            self.samples_watch = SampleWatch(skips=on_spike == "skip")
+        if "sketch" in mixer.needs or on_spike is not None:
             if sketch.mode == "head":
                 loss.require_plain_head()
             kind, refresh = sketch.projection, mixer.refresh(sketch.refresh)
@@ -104,43 +111,47 @@ class TrainStep:
             self.sketcher = open_sketcher(model, loss.head, sketch, sketch.mode, how)
 
     def __call__(self, batch: Batch, step: int) -> StepRecord:
-        """Backward, clip, AdamW, which skips the update once `halted` is set."""
+        """Backward, clip, AdamW, which skips the update of a spike, or once `halted` is set."""
         self.watch.start()
         weight_B, loss_B, signals = self.backward(batch, step)
         norm = clip_gradients(self.parameters, self.config.optim.clip_norm)
         finite = torch.isfinite(loss_B).all() & torch.isfinite(norm)
         self.halted = torch.maximum(self.halted, (~finite).float())
-        lr = rate_of(step, self.config)
+        watched, skip = None, self.halted
+        if self.samples_watch is not None:
+            watched = self.samples_watch.observe(signals, loss_B, norm)
+            skip = torch.maximum(skip, watched.skip)
+        lr, (beta1, beta2) = self.rate(step), self.config.optim.betas
+        beta2 **= self.batches.size(step) / self.batches.reference  # per token as ever
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.grad_scale, self.optimizer.found_inf = None, self.halted  # type: ignore[attr-defined]
+            group.update(lr=lr, betas=(beta1, beta2))
+        self.optimizer.grad_scale, self.optimizer.found_inf = None, skip  # type: ignore[attr-defined]
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.watch.lap("update")
         report, laps = self.mixer.report(), self.watch.laps
-        return StepRecord(
-            step, loss_B, weight_B, batch.source_B, norm, signals, self.halted, lr, report, laps
-        )
+        known = (step, loss_B, weight_B, batch.source_B, norm, signals, self.halted, lr)
+        return StepRecord(*known, report, laps, watched=watched)
 
     def backward(self, batch: Batch, step: int) -> Weighted:
         """Fill `.grad` with the weighted gradient: Algorithm 1 without the update."""
         token_bT = batch.token_BT.to(self.world.device, non_blocking=True)
-        rows = WorldRows(len(token_bT), self.world.device, self.sizes)
+        size, world = self.batches.size(step), self.world
+        self.strategy = strategy_of(self.config, self.mixer.needs_before_weights, size, world.size)
+        rows = WorldRows(len(token_bT), world.device, world.sizes(size) if world.size > 1 else None)
         parts = rows.split(token_bT, self.config.train.micro_batch_size, alike=self.world.shards)
         last = len(parts) - 1
         micros = [MicroBatch(part_bT, step, i, i == last) for i, part_bT in enumerate(parts)]
-        if self.strategy == "lagged":
-            return self.backward_lagged(batch, rows, micros)
-        keeps, results, losses = self.strategy == "keep", [], []
+        if self.strategy in ("ahead", "lagged"):
+            return self.backward_each(batch, rows, micros)
+        keeps, losses = self.strategy == "keep", []
         with ExitStack() as taps:
-            if self.strategy != "ahead":
-                results = [self.collect(taps, micro, keep=keeps) for micro in micros]  # R' g_i
+            results = [self.collect(taps, micro, keep=keeps) for micro in micros]  # R' g_i
             signals = self.signals(results, batch, rows, step)
             weight_B = self.mixer.weigh(signals)  # domains, their weights, and so c_i
             weight_B = weight_B.to(self.world.device, non_blocking=True)
             weights = rows.local(weight_B).split([len(part_bT) for part_bT in parts])
-            if results:
-                self.watch.lap("weigh")
+            self.watch.lap("weigh")
             if keeps:
                 for result, weight_b in zip(results, weights, strict=True):  # sum_i c_i g_i
                     result.backward(weight_b)
@@ -156,32 +167,42 @@ class TrainStep:
                     (weight_b * loss_b).sum().backward()
                     self.watch.lap("backward")
                 losses.append(loss_b.detach())
-        loss_B = rows.gather(torch.cat(losses))
-        if "loss" in self.mixer.needs and signals.loss_B is None:
-            signals = replace(signals, loss_B=loss_B)
-        return weight_B, loss_B, signals
+        return weight_B, rows.gather(torch.cat(losses)), signals
 
-    def backward_lagged(self, batch: Batch, rows: WorldRows, micros: list[MicroBatch]) -> Weighted:
-        """The same, but each micro-batch is weighed with what the mixer knew before this step."""
-        step, results, weights = micros[0].step, [], []
+    def backward_each(self, batch: Batch, rows: WorldRows, micros: list[MicroBatch]) -> Weighted:
+        """The same, but weights are known before a micro-batch is sketched.
+
+        Either they need no forward pass (ahead), or they come from earlier steps (lagged).
+        """
+        step, results, weights, ahead_b = micros[0].step, [], [], None
+        if self.strategy == "ahead":
+            weight_B = self.mixer.weigh(self.signals([], batch, rows, step))
+            weight_B = weight_B.to(self.world.device, non_blocking=True)
+            ahead_b = weight_B[sum(rows.sizes[: self.world.rank]) :]
         for micro in micros:
             with ExitStack() as taps:
                 taps.enter_context(self.world.accumulating(self.model, last=micro.last))
                 result = self.collect(taps, micro, keep=True)
-                num, epoch = len(result.loss_B), self.projection_epoch(step)
-                alone = WorldRows(num, self.world.device, sizes=[num])
-                own = gather_signals([result], [alone], losses=False, step=step, projection=epoch)
-                weights.append(self.mixer.weigh_lagged(own, len(batch.source_B)))
-                self.watch.lap("weigh")
+                num = len(result.loss_B)
+                if ahead_b is None:
+                    alone = WorldRows(num, self.world.device, sizes=[num])
+                    known = {"step": step, "projection": self.projection_epoch(step)}
+                    own = gather_signals([result], [alone], losses=False, **known)
+                    weights.append(self.mixer.weigh_lagged(own, len(batch.source_B)))
+                    self.watch.lap("weigh")
+                else:
+                    weights.append(ahead_b[:num])
+                    ahead_b = ahead_b[num:]
                 result.backward(weights[-1] * self.world.size)
-                self.watch.lap("deferred")
+                self.watch.lap("deferred" if self.sketcher else "backward")
             results.append(result.without_gradient())
         if self.sketcher is not None:
             self.sketcher.average_gradients()
         weight_B = rows.gather(torch.cat(weights))
         signals = self.signals(results, batch, rows, step)
-        self.mixer.observe(signals, weight_B)
-        self.watch.lap("weigh")
+        if self.strategy == "lagged":
+            self.mixer.observe(signals, weight_B)
+            self.watch.lap("weigh")
         return weight_B, rows.gather(torch.cat([r.loss_B for r in results])), signals
 
     def autocast(self) -> torch.autocast:
@@ -240,16 +261,21 @@ class TrainStep:
             source_B=source_B,
             stratum_B=None if stratum_B is None else stratum_B.to(device, non_blocking=True),
             projection=self.projection_epoch(step),
-            lr=rate_of(step, self.config),
+            lr=self.rate(step),
+            counted=tuple(self.batches.counted(made) for made in (step, step + 1)),
             vocab_size=self.vocab_size,
         )
+
+    def rate(self, step: int) -> float:
+        batches = next(own for until, own in self.plans if step < until)
+        return rate_of(step, self.config, batches)
 
     def projection_epoch(self, step: int) -> int:
         return self.sketcher.projection.epoch(step) if self.sketcher else 0
 
 
-def strategy_of(config: RunConfig, needs: Set[str], num_ranks: int = 1) -> Strategy:
-    """In which order a step runs forward, weighing (which needs the whole batch) and backward.
+def strategy_of(config: RunConfig, needs: Set[str], size: int, num_ranks: int = 1) -> Strategy:
+    """In which order a step of `size` samples runs forward, weighing (all at once) and backward.
 
     strategy    when                                   order
     keep        one micro-batch, or accumulation=keep  forward all, weigh, backward from the held
@@ -264,7 +290,7 @@ def strategy_of(config: RunConfig, needs: Set[str], num_ranks: int = 1) -> Strat
     """
     if not needs & OF_A_FORWARD:
         return "ahead"
-    most = -(-config.train.batch_size // num_ranks)  # samples of the first rank
+    most = -(-size // num_ranks)  # samples of the first rank
     if most <= (config.train.micro_batch_size or most):
         return "keep"
     return config.sketch.accumulation if "sketch" in needs else "two_sweeps"
@@ -320,7 +346,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
 
-def learning_rate(step: int, config: OptimConfig, total_steps: int) -> float:
+def learning_rate(step: float, config: OptimConfig, total_steps: float) -> float:
     """Linear from lr_start to lr in the warm-up, then half a cosine to lr_end at the last step."""
     if step < config.warmup_steps:
         return config.lr_start + (config.lr - config.lr_start) * step / config.warmup_steps
@@ -329,11 +355,16 @@ def learning_rate(step: int, config: OptimConfig, total_steps: int) -> float:
     return config.lr_end + (config.lr - config.lr_end) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def rate_of(step: int, config: RunConfig) -> float:
-    """The learning rate of a run's step, over the number of steps that it had at the time."""
-    train = config.train
-    total = train.steps_at(step) if train.extended else train.steps
-    return learning_rate(step, config.optim, total)
+def rate_of(step: int, config: RunConfig, batches: BatchSizes | None = None) -> float:
+    """The learning rate of a run's step, over the length that the run had at the time.
+
+    Warm-up and decay count steps of the reference size, that is, tokens. A batch of B samples is
+    less noisy than one of the reference size: its rate is sqrt(B / reference) times as high.
+    """
+    batches = batches or config.batches_at(step)
+    total = batches.counted(batches.steps - 1) + 1
+    rate = learning_rate(batches.counted(step), config.optim, total)
+    return rate * math.sqrt(batches.size(step) / batches.reference)
 
 
 def rate_change(old: RunConfig, new: RunConfig, done: int) -> tuple[str, bool]:

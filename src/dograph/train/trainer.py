@@ -19,14 +19,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dograph.config import RunConfig, require_compatible
+from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.data.digests import require_unchanged
 from dograph.data.loader import Loader
-from dograph.data.sampler import WeightEntry, sample_origin
+from dograph.data.sampler import WeightEntry, sample_origin, sample_place
 from dograph.errors import ConfigError, NonFiniteError, RunError, require
 from dograph.files import sha256_of, sync_file, write_json, write_text
-from dograph.mixers.registry import build_mixer
+from dograph.mixers.registry import build_mixer, require_compatible
 from dograph.models.loss import compile_regions, uncompiled
 from dograph.progress import Progress
 from dograph.records import checked_step, read_lines
@@ -37,8 +37,10 @@ from dograph.train.distributed import World, at_rest, describe_environment, peak
 from dograph.train.edits import Edits, read_request
 from dograph.train.forecast import memory_problem
 from dograph.train.metrics import is_due, is_end, is_logged
+from dograph.train.noise import NoiseScale
 from dograph.train.run_dir import FORK, RunDirectory
 from dograph.train.step import StepRecord, TrainStep, build_optimizer, rate_change
+from dograph.train.watch import spike_lines
 
 SETTLED_AFTER = 3  # steps; then everything is built and compiled
 UNMIXED = ("step", "train", "valid", "data", "optim", "time", "memory")  # metrics of every mixer
@@ -71,7 +73,7 @@ def resume_run(
     if world.is_main:
         run.lock()
     stored, (whole, damage) = run.config(), checkpoint.newest_whole(run, world, strict=strict)
-    train = assembly.with_steps(stored.train, config.train.steps, whole or 0)
+    train = assembly.with_steps(stored, config.train.steps, whole or 0)
     own = config.train.model_copy(update={"extended": train.extended})
     config = config.model_copy(update={"train": own})
     trainer, request = Trainer(config, run, world), None
@@ -105,7 +107,7 @@ def fork_run(config: RunConfig, parent: RunDirectory, step: int, given: list[str
                 f"data.corpus={corpus.directory} has the tokenizer {now.name}, but {old.run} was "
                 f"trained with {before.name}. Prepare the corpus with --tokenizer {before.name}"
             )
-    batches = [(own.seed, own.data.seq_len, own.train.batch_size) for own in (old, config)]
+    batches = [(own.seed, own.data.seq_len, own.batches.drawn(step)) for own in (old, config)]
     same_data = same_corpus and batches[0] == batches[1]
     mixers = [(own.mixer, own.sketch) for own in (settled(old), config)]
     same_mixer = same_data and mixers[0] == mixers[1]
@@ -143,7 +145,7 @@ class Trainer:
 
     def __init__(self, config: RunConfig, run: RunDirectory, world: World) -> None:
         world = replace(world, shards=config.train.shard and world.size > 1)
-        self.config, self.run, self.world = config, run, world
+        self.config, self.run, self.world, self.batches = config, run, world, config.batches
         mixer = build_mixer(config.mixer.name, config.mixer.options)
         require_compatible(config, mixer, world.size)
         for name in config.log.sinks:
@@ -174,6 +176,11 @@ class Trainer:
         if config.train.compile:
             compile_regions(model)
         self.step = TrainStep(config, world, world.wrap(model), optimizer, mixer)
+        self.noise = NoiseScale(self.corpus.sources)
+        if self.step.sketcher is not None:
+            self.state.meters["noise"] = self.noise
+        if self.step.samples_watch is not None:
+            self.state.meters["watch"] = self.step.samples_watch
         self.probes = metrics.Probes(run, self.corpus, model, self.step)
         self.files = metrics.RunFiles(config, run, mixer, main=world.is_main)
         self.progress = Progress(silent=True)  # until `train`
@@ -192,7 +199,7 @@ class Trainer:
         mixture = self.state.mixer.plan(CorpusLab(self.config, self.corpus, self.done))
         for step, later in sorted(self.state.mixer.schedule().items()):
             self.state.sampler.weights_of(later)  # refuse a wrong name now
-            mixture = later if step <= self.done else mixture
+            mixture = later if self.batches.step_at(step) <= self.done else mixture
         self.state.sampler.remix(self.done, mixture, reason="plan")
 
     def resume(self, whole: int | None, damage: list[str]) -> None:
@@ -211,7 +218,7 @@ class Trainer:
             elif last > self.done:
                 self.notes.append(f"{self.run.path} {again}")
             if not self.is_over:
-                self.run.reopen(self.config.train.steps)
+                self.run.reopen(self.batches.steps)
             self.write_weights()
             self.tidy()
         self.world.barrier()
@@ -220,9 +227,9 @@ class Trainer:
         """Train to the end, or until a signal asks to stop; return the signal, or 0."""
         config, on_cpu = self.config, self.world.device.type == "cpu"
         asked, first, loader = 0, self.done, self.open_loader()
-        total, silent = config.train.steps, not self.world.is_main
+        total, silent, work = self.batches.steps, not self.world.is_main, self.batches.drawn
         count = "step {done}/{total}"
-        self.progress = Progress(count, total, done=first, silent=silent, steady=True)
+        self.progress = Progress(count, total, done=first, silent=silent, steady=True, work=work)
         self.lap_start = time.monotonic()
         try:
             self.files.open(first)
@@ -272,8 +279,11 @@ class Trainer:
 
     def advance(self, loader: Loader) -> StepRecord:
         """One step: draw, compute, update; then change the mixture if the mixer asks for it."""
-        batch = loader.load(self.done, ahead=self.done + 1 < self.config.train.steps)
+        batch = loader.load(self.done, ahead=self.done + 1 < self.batches.steps)
         record = self.step(batch, self.done)
+        if self.step.sketcher is not None:
+            self.noise.observe(record.signals, batch.source_B)
+            record = replace(record, noise=self.noise.report())
         self.unwritten.append(record)
         self.done += 1
         mixture = self.state.mixer.remix(record.signals)
@@ -291,7 +301,7 @@ class Trainer:
 
     @property
     def is_over(self) -> bool:
-        return self.done == self.config.train.steps
+        return self.done == self.batches.steps
 
     def write_metrics(self) -> None:
         """Copy the steps since the last call to the host, check and write them."""
@@ -301,14 +311,16 @@ class Trainer:
         if self.world.is_main and self.state.mixer.needs:
             kept = [x for x in good if halted or is_logged(self.config, x.step + 1)]
             self.files.write("samples", metrics.sample_rows(kept))
+        self.write_watched(good)
         steps = metrics.step_rows(good, self.corpus.sources, self.bytes_per_token)
         rows = [metrics.logged(row, self.config, whole=halted) for row in steps]
         if not halted:
             now = time.monotonic()
             seconds, self.lap_start = now - self.lap_start, now
+            samples = self.batches.drawn(self.done) - self.batches.drawn(self.done - len(rows))
             totals: dict[str, Any] = {
                 "time/step_seconds": seconds / len(rows),
-                "time/tokens_per_second": len(rows) * self.config.tokens_per_step / seconds,
+                "time/tokens_per_second": samples * self.config.data.seq_len / seconds,
                 "memory/peak_bytes": peak_bytes(self.world.device),
             }
             # Not when the run stops early: its rows must equal those of an unstopped run.
@@ -320,6 +332,15 @@ class Trainer:
         if halted:
             self.stop_for_nonfinite(records[len(good)])
         self.progress.update(self.done, metrics.step_note(rows[-1]))
+
+    def write_watched(self, records: list[StepRecord]) -> None:
+        """Record samples with far too large gradients, and say which steps are spikes."""
+        rows = [row for x in records if x.watched is not None and (row := x.watched.row())]
+        self.files.write("watch", [metrics.rounded(row) for row in rows])
+        for row in (row for row in rows if row["spike"] and self.world.is_main):
+            ids, length = self.state.sampler.draw(row["step"] - 1), self.config.data.seq_len
+            for line in spike_lines(row, self.corpus, ids, length):
+                self.progress.say(line)
 
     def write_weights(self) -> None:
         """Write weights.jsonl if it has changed: rarely, as each write waits for the disk."""
@@ -345,12 +366,9 @@ class Trainer:
             report = {"step": number, "grad_norm": norm, "samples": samples}
             write_json(stem.with_suffix(".json"), report)
         what = f"every loss is finite but the gradient norm is {norm}"
-        if worst := [sample for sample in samples if not sample["finite"]]:
-            sources = ", ".join(sorted({str(sample["source"]) for sample in worst}))
-            named = "; ".join(
-                f"{s['source']} document {s['document']} ({s['input']} line {s['line']})"
-                for s in worst[:NAMED]
-            )
+        if worst := [row for row, sample in enumerate(samples) if not sample["finite"]]:
+            sources = ", ".join(sorted({str(samples[row]["source"]) for row in worst}))
+            named = "; ".join(sample_place(self.corpus, batch.ids, row) for row in worst[:NAMED])
             what = f"{len(worst)} of {len(samples)} losses are not finite, from {sources}: {named}"
         raise NonFiniteError(
             f"step {number}: {what}. No update was made. The batch is in {stem}.json and "

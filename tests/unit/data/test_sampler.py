@@ -11,7 +11,7 @@ from dograph.data.corpus import Corpus, StratumTokens
 from dograph.data.loader import Loader, rank_slice
 from dograph.data.sampler import WAYPOINT_STEPS, Sampler, WeightLog, advance
 from dograph.errors import ConfigError, RunError
-from dograph.types import Mixture
+from dograph.types import BatchSizes, Mixture
 from token_corpora import span
 
 SEQ_LEN = 32
@@ -241,3 +241,42 @@ def test_epochs_count_repeats(corpus):
     blocks = corpus.train[2].num_blocks(SEQ_LEN)
     assert sampler.epochs(31)["gamma"] == pytest.approx(310 / blocks)
     assert sampler.epochs(31)["alpha"] == 0
+
+
+def growing(steps=400):
+    """Sizes 3, 10, 4 and 17, changed after whole and after broken epochs of the small source."""
+    schedule = [(0, 3), (40 * SEQ_LEN, 10), (300 * SEQ_LEN, 4), (500 * SEQ_LEN, 17)]
+    return BatchSizes(schedule, SEQ_LEN, 5, [(10**9, steps)])
+
+
+def test_a_change_of_size_loses_and_repeats_no_sample(corpus):
+    sizes = growing()
+    sampler = open_sampler(corpus, batch_size=sizes, mixture=Mixture({"beta": 0.4, "gamma": 0.6}))
+    drawn = [samples(sampler.draw(step)) for step in range(sizes.steps)]
+    assert [len(own) for own in drawn] == [sizes.size(step) for step in range(sizes.steps)]
+    every = [one for own in drawn for one in own]
+    assert len(every) == 400 * 5 == len(set(every))  # (stratum, epoch, block): none twice
+    for s in (1, 2):
+        blocks = corpus.train[s].num_blocks(SEQ_LEN)
+        own = [(epoch, block) for stratum, epoch, block in every if stratum == s]
+        for epoch in range(len(own) // blocks):  # every epoch that was read to its end
+            assert sorted(b for e, b in own if e == epoch) == list(range(blocks))
+    for step in (sizes.steps - 1, 0, 13, 14, 60):  # a pure function of the step
+        fresh = open_sampler(corpus, sizes, mixture=Mixture({"beta": 0.4, "gamma": 0.6}))
+        assert samples(fresh.draw(step)) == drawn[step]
+
+
+def test_quotas_hold_at_every_step_whatever_the_sizes(corpus):
+    sizes, weights = growing(), np.array([0.55, 0.13, 0.32])
+    mixture = Mixture({"alpha": 0.55, "beta": 0.13, "gamma": 0.32})
+    sampler = open_sampler(corpus, batch_size=sizes, mixture=mixture)
+    before = np.zeros(3)
+    for step in range(1, sizes.steps + 1):
+        drawn = sampler.drawn(step)
+        assert drawn.sum() == sizes.drawn(step)
+        assert (abs(drawn - drawn.sum() * weights) < 1).all()
+        assert (drawn >= before).all()
+        before = drawn
+    again = open_sampler(corpus, batch_size=sizes, mixture=mixture)
+    again.log = WeightLog(again.names, [*sampler.log.entries])
+    assert (again.drawn(sizes.steps) == sampler.drawn(sizes.steps)).all()

@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from transformers import TrainerCallback
 
+from dograph.errors import ConfigError
 from dograph.integrations.hf import attach
 from dograph.mixers.base import Mixer
 from dograph.mixers.dograph import DoGraph
 from dograph.sketch.head import head_projection, sketched_cross_entropy
 from dograph.sketch.projection import Projection
 from dograph.sketch.sketcher import Sketcher
+from dograph.train.watch import SampleWatch
 from dograph.types import Signals
 from trainers import (
     BATCH,
@@ -174,7 +176,7 @@ def test_the_report_is_logged_beside_the_loss(tmp_path):
         return {**stacked(batch), "source": torch.tensor([row["source"] for row in batch])}
 
     trainer = make(tmp_path, collator=with_source, logging_steps=1)
-    attach(trainer, dograph(), dim=DIM, sources="source")
+    attach(trainer, dograph(), dim=DIM, sources="source", source_names=list("abcd"))
     trainer.train()
     history = trainer.state.log_history
     own = [log for log in history if "loss" in log]
@@ -188,6 +190,8 @@ def test_the_report_is_logged_beside_the_loss(tmp_path):
         *("domains/number", "domains/nmi", "domains/batch_nmi", "domains/purity")
     }
     assert {"weights/effective_samples", "weights/entropy_nats"} <= ours[-1].keys()
+    assert any("noise/scale_samples" in log for log in ours)
+    assert any("noise/a/scale_samples" in log for log in ours)
     assert all(isinstance(value, float | int) for log in ours for value in log.values())
     apart = [
         abs(mine["loss/unweighted"] - theirs["loss"])
@@ -195,6 +199,27 @@ def test_the_report_is_logged_beside_the_loss(tmp_path):
     ]
     assert max(apart[:10]) < 1e-5  # equal weights until there are domains
     assert max(apart[10:]) > 1e-3
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_samples_are_watched_under_their_ids(tmp_path, accumulation):
+    """With a mixer that needs no sketches; an epoch's last batches are smaller."""
+
+    def with_index(batch):
+        return {**stacked(batch), "index": torch.tensor([row["source"] for row in batch])}
+
+    trainer = make(tmp_path, collator=with_index, gradient_accumulation_steps=accumulation)
+    watch, seen = SampleWatch(), []
+    attach(trainer, Mixer(), mode="head", dim=DIM, watch=watch, ids="index")
+    trainer.train()
+    assert [step.step for step in watch.ring] == list(range(STEPS))
+    for step in watch.ring:
+        assert len(step.ids) == len(step.table_B3) == len(step.flagged_B)
+        assert float(step.table_B3[:, 1].sum()) == pytest.approx(1, abs=1e-3)
+        seen += step.ids.tolist()
+    assert set(seen) == {0, 1, 2, 3}
+    with pytest.raises(ConfigError, match="cannot skip"):
+        attach(make(tmp_path), Mixer(), watch=SampleWatch(skips=True))
 
 
 def test_lagged_weights_are_said_once(tmp_path, caplog):

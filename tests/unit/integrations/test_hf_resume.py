@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from dograph.errors import RunError
 from dograph.integrations.hf import attach
@@ -27,6 +28,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path, accumulatio
     attach(resumed, dograph(), dim=DIM)
     resumed.train(resume_from_checkpoint=str(folder))
     assert furthest(parameters(resumed.model), parameters(whole.model)) == 0.0
+    meters = [trainer.training_step.__self__.noise for trainer in (whole, resumed)]
+    assert torch.equal(meters[0].state_R9, meters[1].state_R9)
     assert json.loads((folder / "dograph_mixer.json").read_text())["step"] == at
 
 

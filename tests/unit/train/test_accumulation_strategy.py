@@ -2,10 +2,10 @@
 
 import pytest
 
-from dograph.config import parse_config, require_compatible
+from dograph.config import parse_config
 from dograph.errors import ConfigError
 from dograph.mixers.base import Mixer
-from dograph.mixers.registry import build_mixer
+from dograph.mixers.registry import build_mixer, require_compatible
 from dograph.train.step import strategy_of
 
 LOSS, SKETCH, NOTHING = frozenset({"loss"}), frozenset({"sketch", "source"}), frozenset({"source"})
@@ -34,7 +34,7 @@ def config(micro=None, accumulation="two_sweeps", batch=9):
     ],
 )
 def test_the_strategy_of_one_process(needs, micro, accumulation, way):
-    assert strategy_of(config(micro, accumulation), needs) == way
+    assert strategy_of(config(micro, accumulation), needs, 9) == way
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_strategy_of_one_process(needs, micro, accumulation, way):
 )
 def test_ranks_answer_as_the_one_with_most_samples_must(ranks, way):
     """Nine samples, four at once: of two ranks, one has five and one has four."""
-    assert strategy_of(config(4), SKETCH, ranks) == way
+    assert strategy_of(config(4), SKETCH, 9, ranks) == way
 
 
 def test_only_a_mixer_that_is_asked_to_lag_does():

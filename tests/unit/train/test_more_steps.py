@@ -198,17 +198,21 @@ def test_more_steps_may_come_with_another_mixture(complete, tmp_path):
 
 def test_lengths_over_several_extensions():
     config = resolve_config(None, ["train.steps=60", "optim.warmup_steps=0"])
-    first = with_steps(config.train, 120, 40)
-    second = with_steps(first, 200, 110)
+
+    def extended(train, steps, done):
+        return with_steps(config.model_copy(update={"train": train}), steps, done)
+
+    first = extended(config.train, 120, 40)
+    second = extended(first, 200, 110)
     assert second.extended == [(40, 60), (110, 120)]
-    lengths = [second.steps_at(step) for step in (0, 39, 40, 109, 110, 199)]
+    changed = config.model_copy(update={"train": second})
+    lengths = [changed.batches_at(step).steps for step in (0, 39, 40, 109, 110, 199)]
     assert lengths == [60, 60, 120, 120, 200, 200]
     # Asked again before a further step was made, or after going back: the last word holds.
-    assert with_steps(first, 90, 40).extended == [(40, 60)]
-    assert with_steps(second, 80, 30).extended == [(30, 60)]
-    assert with_steps(second, 80, 0).extended == []
-    assert with_steps(second, 200, 150) is second
-    changed = config.model_copy(update={"train": second})
+    assert extended(first, 90, 40).extended == [(40, 60)]
+    assert extended(second, 80, 30).extended == [(30, 60)]
+    assert extended(second, 80, 0).extended == []
+    assert extended(second, 200, 150) is second
     assert rate_of(39, changed) == rate_of(39, config)
     assert "extended" not in config.dump()
 

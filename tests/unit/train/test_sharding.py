@@ -10,9 +10,9 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
-from dograph.config import OptimConfig, require_compatible, resolve_config
+from dograph.config import OptimConfig, resolve_config
 from dograph.errors import ConfigError
-from dograph.mixers.registry import build_mixer
+from dograph.mixers.registry import build_mixer, require_compatible
 from dograph.models.build import build_model
 from dograph.sketch.gradients import WorldRows
 from dograph.sketch.sketcher import Sketcher

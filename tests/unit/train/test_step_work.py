@@ -28,9 +28,8 @@ def extra_work(model, mode, *, half=True, projection="rademacher", two_sweeps=Fa
     sketch = {"mode": mode, "dim": 80, "top_blocks": 1, "projection": projection}
     train = {"batch_size": SAMPLES, "dtype": "bfloat16" if half else "float32"}
     train |= {"micro_batch_size": 2} if two_sweeps else {}
-    return forecast.extra_work(
-        model, RunConfig(sketch=sketch, train=train, data={"seq_len": ROWS // SAMPLES})
-    )
+    config = RunConfig(sketch=sketch, train=train, data={"seq_len": ROWS // SAMPLES})
+    return forecast.extra_work(model, config, SAMPLES)
 
 
 def total(work, what):
