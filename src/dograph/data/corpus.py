@@ -35,7 +35,8 @@ class StratumEntry(BaseModel, extra="forbid", frozen=True):
     documents: int
     bytes: int | None  # UTF-8 bytes of the text; None if only tokens were given
     sha256: str  # of this stratum's tokens, as stored
-    documents_file: str  # .npy of DOCUMENT_DTYPE, relative to the manifest
+    documents_file: str  # .npy of DOCUMENT_DTYPE, or SCORED_DTYPE, relative to the manifest
+    score: float | None = None  # mean over the tokens of the documents' scores (--toward)
 
 
 class TokenizerEntry(BaseModel, extra="forbid", frozen=True):
@@ -98,6 +99,7 @@ DOCUMENT_DTYPE = np.dtype(
         ("input", "<i4"),  # index into Manifest.inputs
     ]
 )
+SCORED_DTYPE = np.dtype([*DOCUMENT_DTYPE.descr, ("score", "<f4")])  # with --toward
 
 
 class StratumTokens:
@@ -135,13 +137,14 @@ class StratumTokens:
 
     @cached_property
     def documents(self) -> np.ndarray:
-        """The documents of this stratum, memory-mapped, of DOCUMENT_DTYPE."""
+        """The documents of this stratum, memory-mapped, of DOCUMENT_DTYPE or SCORED_DTYPE."""
         path, entry = self.directory / self.entry.documents_file, self.entry
         found = "others"
         try:
             loaded: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
-            facts = (loaded.dtype, len(loaded), int(loaded["end"][-1]))
-            if facts == (DOCUMENT_DTYPE, entry.documents, entry.tokens):
+            is_known = loaded.dtype in (DOCUMENT_DTYPE, SCORED_DTYPE)
+            facts = (len(loaded), int(loaded["end"][-1]))
+            if is_known and facts == (entry.documents, entry.tokens):
                 return loaded
         except Exception as error:  # each kind of damage raises another one
             found = str(error)
@@ -208,6 +211,18 @@ class Corpus:
         for stratum in self.strata(split):
             totals[stratum.entry.source] += stratum.entry.tokens
         return dict(totals)
+
+    def scores(self) -> dict[str, float]:
+        """Mean score of every training stratum towards trusted text; empty without --toward.
+
+        0 is the score that nine in ten trusted documents pass when set aside, 1 their median.
+        """
+        low, median = (self.manifest.options.get(f"toward_{of}") for of in ("low", "median"))
+        if low is None or median is None:
+            return {}
+        unit = max(float(median) - float(low), 1e-3)  # all may have the same score
+        scored = {s.entry.stratum: s.entry.score for s in self.train}
+        return {name: (v - float(low)) / unit for name, v in scored.items() if v is not None}
 
     def bytes_per_token(self, split: Split) -> dict[str, float | None]:
         """Bytes of text per token of each source; None if the text is not known."""

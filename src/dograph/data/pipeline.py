@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from dograph.data.formats import Bad, Chunk, Line, Position, RawRow
 from dograph.data.inputs import EMBEDDED, Input, resolve_all, walk
 from dograph.data.options import PrepareOptions
 from dograph.data.tokenizer import TokenizerFile, find_tokenizer, place_tokenizer, train_bpe
+from dograph.data.toward import Scorer
 from dograph.errors import CorpusError, listed
 from dograph.files import sync_file
 
@@ -42,7 +43,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class PreparationProgress(NamedTuple):
     """How far a preparation is."""
 
-    stage: Literal["training the tokenizer", "encoding", "finishing"]
+    stage: Literal["training the tokenizer", "reading trusted text", "encoding", "finishing"]
     read_bytes: int = 0  # of the inputs, as they are on disk
     total_bytes: int | None = None  # None if unknown
     text_bytes: int = 0
@@ -80,6 +81,7 @@ def prepare(options: PrepareOptions, report: Report = lambda _: None) -> Prepare
                 f"{empty[0]} is empty; leave it out, or pass --bad-records repair to drop it"
             )
         stamps = {f"the input {e.name}": f"{e.split}:{e.source}:{e.stamp}" for e in inputs}
+        stamps |= {f"the trusted text {e.name}": e.stamp for e in trusted_inputs(options)}
         given = None
         if options.tokenizer != "bpe":
             given = find_tokenizer(options.tokenizer)
@@ -151,6 +153,10 @@ class Preparation:
                 texts = sample_texts(options, inputs)
                 given = TokenizerFile(train_bpe(texts, options.bpe_vocab_size), None)
             tokenizer = place_tokenizer(given, self.folder, options.tokenizer, options.eot)
+            if options.toward:
+                self.report(PreparationProgress("reading trusted text"))
+                sample = (text.encode() for text in sample_texts(options, inputs))
+                Scorer.fit(lambda: trusted_texts(options), sample).write(self.folder)
             journal = staging.Journal(**recorded.model_dump(), tokenizer=tokenizer)
             journal.write(self.folder)
         journal.options = recorded.options
@@ -185,7 +191,7 @@ class Preparation:
         for number, output in enumerate(outputs):
             output.stem = folder / f"{number:04d}"
             sizes[output.stem.with_suffix(".tokens")] = output.tokens * itemsize
-            documents = output.documents * encode.RAW_DOCUMENT_DTYPE.itemsize
+            documents = output.documents * output.raw_dtype.itemsize
             sizes[output.stem.with_suffix(".documents")] = documents
         for path, size in sizes.items():
             have = path.stat().st_size if path.exists() else 0
@@ -228,7 +234,8 @@ class Preparation:
                         "field with fewer values with --source-field"
                     )
                 stem = self.folder / f"{number:04d}"
-                output = staging.Output(split=group.split, source=group.source, stem=stem)
+                place: dict[str, Any] = {"split": group.split, "source": group.source, "stem": stem}
+                output = staging.Output(**place, scored=bool(self.options.toward))
                 self.journal.outputs.append(output)
             documents = group.document_M.copy()
             documents["end"] += output.tokens
@@ -283,6 +290,23 @@ def sample_texts(options: PrepareOptions, inputs: list[Input]) -> Iterator[str]:
                     break
 
 
+def trusted_inputs(options: PrepareOptions) -> list[Input]:
+    """What --toward names; both splits of what has two."""
+    inputs, _ = resolve_all(options.toward, (), labelled=False)
+    for entry in inputs:
+        if entry.is_tokens:
+            raise CorpusError(f"--toward takes text, and {entry.name} holds tokens; give its text")
+    return inputs
+
+
+def trusted_texts(options: PrepareOptions) -> Iterator[bytes]:
+    """The documents that --toward names; sources do not matter."""
+    inputs = [replace(entry, source="trusted") for entry in trusted_inputs(options)]
+    for chunk in read_chunks(inputs, Position(), options):
+        checker = encode.Checker(chunk, inputs[chunk.input], options)
+        yield from (text.content for text in checker.texts() if text.content)
+
+
 def read_chunks(inputs: list[Input], start: Position, options: PrepareOptions) -> Iterator[Chunk]:
     """All records of all inputs, in order, from `start` on."""
     for index in range(start.input, len(inputs)):
@@ -325,12 +349,8 @@ def _rows(entry: Input, start: Position, options: PrepareOptions) -> Iterator[Ra
     if place is None:
         from dograph.data import embedded  # here, because most preparations do not need it
 
-        documents = (
-            embedded.demo_documents()
-            if entry.name == "demo"
-            else embedded.planted_documents(entry.name, noise=options.noise, seed=options.seed)
-        )
-        for source, text in islice(documents, record, None):
+        own = {"noise": options.noise, "seed": options.seed}
+        for source, text in islice(embedded.embedded_documents(entry.name, **own), record, None):
             yield RawRow(text, source)
     elif isinstance(place, tuple) or entry.kind == "disk":
         yield from formats.read_dataset(place, entry.part, record, options.fields)
@@ -352,5 +372,6 @@ def ensure_corpus(name: str, report: Report = lambda _: None) -> Path:
         return Path(name).resolve()
     folder = Path("data") / name
     if not (folder / MANIFEST).is_file():
-        prepare(PrepareOptions(inputs=(name,), out=folder), report)
+        own: dict[str, Any] = {"toward": ("junk@trusted",), "strata": 8} if name == "junk" else {}
+        prepare(PrepareOptions(inputs=(name,), out=folder, **own), report)
     return folder.resolve()

@@ -24,17 +24,19 @@ import dograph
 from dograph.data.corpus import (
     DOCUMENT_DTYPE,
     MANIFEST,
+    SCORED_DTYPE,
     Manifest,
     Split,
     StratumEntry,
     TokenizerEntry,
 )
 from dograph.data.digests import DIGESTS, write_digests
-from dograph.data.encode import RAW_DOCUMENT_DTYPE
+from dograph.data.encode import RAW_DOCUMENT_DTYPE, SCORED_RAW_DTYPE
 from dograph.data.formats import Position
 from dograph.data.inputs import Input
 from dograph.data.options import STAGING, PrepareOptions, Value
 from dograph.data.tokenizer import TOKENIZER_FILE
+from dograph.data.toward import Scorer
 from dograph.errors import CorpusError, listed
 from dograph.files import sha256_of, sync_file, write_json
 
@@ -49,7 +51,7 @@ _BLOCK_DOCUMENTS = 1 << 16
 # the journal counts, and left_out names files that are not read.
 _INDECISIVE = ("bad_records", "left_out")
 # Options that were added later: an older corpus does not record them, and was made with these.
-_ADDED: dict[str, Value] = {"keep": 1.0}
+_ADDED: dict[str, Value] = {"keep": 1.0, "toward": None}
 
 
 class Output(BaseModel):
@@ -62,12 +64,17 @@ class Output(BaseModel):
     bytes: int = 0
     unkept_documents: int = 0  # left out by --keep
     unkept_bytes: int = 0
+    scored: bool = False  # documents have scores: --toward
     stem: Path = Field(default=Path(), exclude=True)  # named after its place in the list
 
+    @property
+    def raw_dtype(self) -> np.dtype:
+        return SCORED_RAW_DTYPE if self.scored else RAW_DOCUMENT_DTYPE
+
     def blocks(self) -> Iterator[np.ndarray]:
-        """The documents, block by block, of RAW_DOCUMENT_DTYPE."""
+        """The documents, block by block, of `raw_dtype`."""
         with open(self.stem.with_suffix(".documents"), "rb") as file:
-            while len(block := np.fromfile(file, RAW_DOCUMENT_DTYPE, _BLOCK_DOCUMENTS)):
+            while len(block := np.fromfile(file, self.raw_dtype, _BLOCK_DOCUMENTS)):
                 yield block
 
 
@@ -218,7 +225,8 @@ def finish(options: PrepareOptions, inputs: list[Input], journal: Journal) -> Ma
                 continue
             tokens, documents = f"{split}/{stem}.bin", f"{split}/{stem}.documents.npy"
             link(output.stem.with_suffix(".tokens"), built / tokens)
-            write_document_index(built / documents, output.blocks(), output.documents)
+            stored = SCORED_DTYPE if output.scored else DOCUMENT_DTYPE
+            write_document_index(built / documents, output.blocks(), output.documents, stored)
             counts = output.model_dump(include={"source", "tokens", "documents", "bytes"})
             files = {"file": tokens, "documents_file": documents}
             sha256 = sha256_of(built / tokens)
@@ -227,7 +235,7 @@ def finish(options: PrepareOptions, inputs: list[Input], journal: Journal) -> Ma
     for name in (TOKENIZER_FILE, REPAIRS):
         if (options.staging / name).is_file():
             link(options.staging / name, built / name)
-    unkept: dict[str, Value] = {}
+    facts: dict[str, Value] = {}
     num_unkept = sum(output.unkept_documents for output in journal.outputs)
     if not entries["train"]:
         raise CorpusError(
@@ -239,11 +247,14 @@ def finish(options: PrepareOptions, inputs: list[Input], journal: Journal) -> Ma
     if options.keep < 1:
         lost = {output.source for output in journal.outputs if output.unkept_documents}
         lost -= {entry.source for entry in entries["train"]}
-        unkept["unkept_documents"] = num_unkept
-        unkept["unkept_bytes"] = sum(output.unkept_bytes for output in journal.outputs)
-        unkept["unkept_sources"] = listed(sorted(lost), MOST_NAMES) or None
+        facts["unkept_documents"] = num_unkept
+        facts["unkept_bytes"] = sum(output.unkept_bytes for output in journal.outputs)
+        facts["unkept_sources"] = listed(sorted(lost), MOST_NAMES) or None
+    if options.toward:
+        scorer = Scorer.read(options.staging)
+        facts |= {"toward_low": scorer.low, "toward_median": scorer.median}
     repairs = {**journal.repairs, "empty source": num_empty} if num_empty else journal.repairs
-    return publish(options, inputs, journal, journal.tokenizer, entries, unkept, repairs)
+    return publish(options, inputs, journal, journal.tokenizer, entries, facts, repairs)
 
 
 def _by_source(
@@ -281,7 +292,7 @@ def hold_out(both: list[Output], dtype: np.dtype, folder: Path) -> list[Output]:
     if train.documents and validation.documents:
         return both
     whole = train if train.documents else validation
-    document_D = np.fromfile(whole.stem.with_suffix(".documents"), RAW_DOCUMENT_DTYPE)
+    document_D = np.fromfile(whole.stem.with_suffix(".documents"), whole.raw_dtype)
     hash_D = document_D["hash"]
     if hash_D.min() == hash_D.max():
         return [whole, whole.model_copy(update={"documents": 0})]
@@ -296,7 +307,7 @@ def hold_out(both: list[Output], dtype: np.dtype, folder: Path) -> list[Output]:
         own_D.tofile(stem.with_suffix(".documents"))
         tokens, size = int(own_D["end"][-1]), int(own_D["bytes"].sum(dtype=np.int64))
         counts = {"tokens": tokens, "documents": len(own_D), "bytes": size}
-        sides.append(Output(split=whole.split, source=whole.source, stem=stem, **counts))
+        sides.append(whole.model_copy(update={"stem": stem, **counts}))
     return sides if whole is train else sides[::-1]
 
 
@@ -338,10 +349,12 @@ def publish(
         repairs=dict(sorted(repairs.items())),
         made_by=f"dograph {dograph.__version__}",
     )
-    if options.strata > 1:
-        from dograph.data.strata import split_into_strata
+    from dograph.data.strata import split_into_strata, with_mean_scores
 
+    if options.strata > 1:
         manifest = split_into_strata(built, manifest, options.strata, options.seed)
+    if options.toward:
+        manifest = with_mean_scores(built, manifest)
     if (out / MANIFEST).is_file():
         os.replace(out / MANIFEST, options.staging / _REPLACED)
         remove_replaced(options.staging, out)
@@ -398,17 +411,22 @@ def file_stems(sources: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def write_document_index(path: Path, blocks: Iterable[np.ndarray], num_documents: int) -> None:
-    """Write an .npy of DOCUMENT_DTYPE from blocks that have its fields, and perhaps more.
+def write_document_index(
+    path: Path,
+    blocks: Iterable[np.ndarray],
+    num_documents: int,
+    dtype: np.dtype = DOCUMENT_DTYPE,
+) -> None:
+    """Write an .npy of `dtype` from blocks that have its fields, and perhaps more.
 
     Plain writes, not a memory map: on a full disk they raise an error instead of a signal.
     """
-    descr = np.lib.format.dtype_to_descr(DOCUMENT_DTYPE)
+    descr = np.lib.format.dtype_to_descr(dtype)
     header = {"descr": descr, "fortran_order": False, "shape": (num_documents,)}
     with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for block in blocks:
-            documents = np.empty(len(block), DOCUMENT_DTYPE)
-            for name in DOCUMENT_DTYPE.names or ():
+            documents = np.empty(len(block), dtype)
+            for name in dtype.names or ():
                 documents[name] = block[name]
             file.write(documents.tobytes())

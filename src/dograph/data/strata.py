@@ -2,8 +2,9 @@
 
 A document's features are its token 1- and 2-grams, hashed with signs into F buckets. Spherical
 K-means on a sample of the training documents gives the groups; then every document, training and
-validation, goes to the nearest group of its source. Memory does not grow with the corpus:
-documents are copied one by one, and their groups are kept in a file.
+validation, goes to the nearest group of its source. With --toward the groups are quantiles of the
+documents' scores instead. Memory does not grow with the corpus: documents are copied one by one,
+and their groups are kept in a file.
 
 Shapes: D documents, F features, K groups, N tokens, V vocabulary.
 """
@@ -12,9 +13,10 @@ import logging
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -45,27 +47,69 @@ class Groups:
     centre_KF: np.ndarray  # unit vectors
 
     def assign(self, stratum: StratumTokens) -> np.ndarray:
-        """The nearest group of every document, (D,), in a temporary file; ties: the lower index."""
-        num_documents = stratum.entry.documents
-        with tempfile.TemporaryFile(dir=stratum.directory) as file:
-            # A full disk must raise an error here, not a signal when the map is written to.
-            if hasattr(os, "posix_fallocate"):  # not on macOS
-                os.posix_fallocate(file.fileno(), 0, 4 * num_documents)
-            label_D = np.memmap(file, dtype=np.int32, mode="w+", shape=(num_documents,))
-        for chunk_D in chunks(num_documents):
+        """The nearest group of every document, (D,); ties: the lower index."""
+
+        def nearest(chunk_D: np.ndarray) -> np.ndarray:
             unit_DF = _unit(ngram_features(stratum, chunk_D, self.salt) - self.mean_F)
-            label_D[chunk_D] = (unit_DF @ self.centre_KF.T).argmax(axis=1)
-        return label_D
+            group_D: np.ndarray = (unit_DF @ self.centre_KF.T).argmax(axis=1)
+            return group_D
+
+        return _labelled(stratum, nearest)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreGroups:
+    """Groups of one source by score: 0 is most like the trusted text."""
+
+    least_E: np.ndarray  # the lowest score of every group but the last, ascending
+
+    @classmethod
+    def fit(cls, stratum: StratumTokens, num_groups: int, seed: int) -> Self:
+        """About equally many tokens in each of at most `num_groups`, none empty."""
+        sample_D = _sample(stratum, seed)
+        start_D, end_D = spans(stratum, sample_D)
+        score_D = stratum.documents["score"][sample_D]
+        order_D = np.argsort(score_D, kind="stable")
+        before_D = (end_D - start_D)[order_D].cumsum()
+        wanted_E = before_D[-1] * np.arange(1, num_groups) / num_groups
+        least_E = np.unique(score_D[order_D][np.searchsorted(before_D, wanted_E)])
+        return cls(least_E[least_E > score_D.min()])
+
+    def assign(self, stratum: StratumTokens) -> np.ndarray:
+        """The group of every document, (D,)."""
+        score_D, most = stratum.documents["score"], len(self.least_E)
+        return _labelled(
+            stratum, lambda own_D: most - np.searchsorted(self.least_E, score_D[own_D], "right")
+        )
+
+
+def _labelled(stratum: StratumTokens, group_of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """The group of every document, (D,), in a temporary file."""
+    num_documents = stratum.entry.documents
+    with tempfile.TemporaryFile(dir=stratum.directory) as file:
+        # A full disk must raise an error here, not a signal when the map is written to.
+        if hasattr(os, "posix_fallocate"):  # not on macOS
+            os.posix_fallocate(file.fileno(), 0, 4 * num_documents)
+        label_D = np.memmap(file, dtype=np.int32, mode="w+", shape=(num_documents,))
+    for chunk_D in chunks(num_documents):
+        label_D[chunk_D] = group_of(chunk_D)
+    return label_D
+
+
+def _sample(stratum: StratumTokens, seed: int) -> np.ndarray:
+    """The documents to fit groups on: all, or SAMPLE_DOCUMENTS drawn without replacement."""
+    num_documents = stratum.entry.documents
+    if num_documents <= SAMPLE_DOCUMENTS:
+        return np.arange(num_documents)
+    rng = stream(seed, "strata", "sample", stratum.entry.source)
+    return np.sort(rng.choice(num_documents, SAMPLE_DOCUMENTS, replace=False))
 
 
 def find_groups(stratum: StratumTokens, num_groups: int, seed: int) -> Groups:
     """At most `num_groups` groups, and no more than there are documents."""
     source, num_documents = stratum.entry.source, stratum.entry.documents
     salt = key64(seed, "strata", "hash")
-    sample_D = np.arange(min(num_documents, SAMPLE_DOCUMENTS))
-    if num_documents > SAMPLE_DOCUMENTS:
-        rng = stream(seed, "strata", "sample", source)
-        sample_D = np.sort(rng.choice(num_documents, SAMPLE_DOCUMENTS, replace=False))
+    sample_D = _sample(stratum, seed)
     feature_DF = np.concatenate(
         [ngram_features(stratum, sample_D[chunk_D], salt) for chunk_D in chunks(len(sample_D))]
     )
@@ -159,8 +203,9 @@ def _unit(vector_DF: np.ndarray) -> np.ndarray:
 def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed: int) -> Manifest:
     """Divide every source of a built corpus into at most `num_strata` strata, none empty.
 
-    They are named "<source>/0", "<source>/1" and so on, by decreasing number of training tokens.
-    Their files are new; the manifest no longer names those of whole sources.
+    They are named "<source>/0", "<source>/1" and so on, by decreasing number of training tokens,
+    or by decreasing score (--toward). Their files are new; the manifest no longer names those of
+    whole sources.
     """
     for entry in (*manifest.train, *manifest.validation):
         names = {name for group in range(num_strata) for name in _new_files(entry, group)}
@@ -177,13 +222,32 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
     new_validation: list[StratumEntry] = []
     for entry in manifest.train:
         stratum = StratumTokens(directory, entry)
-        label_D, groups = _ranked_by_size(stratum, find_groups(stratum, num_strata, seed))
+        groups: Groups | ScoreGroups
+        if "score" in (stratum.documents.dtype.names or ()):
+            groups = ScoreGroups.fit(stratum, num_strata, seed)
+            label_D = groups.assign(stratum)
+        else:
+            label_D, groups = _ranked_by_size(stratum, find_groups(stratum, num_strata, seed))
         new_train += _write_strata(stratum, label_D, bytes_V)
         if entry.source in validation:
             stratum = StratumTokens(directory, validation.pop(entry.source))
             new_validation += _write_strata(stratum, groups.assign(stratum), bytes_V)
     new_validation += validation.values()  # of sources without training text to fit groups on
     return manifest.model_copy(update={"train": new_train, "validation": new_validation})
+
+
+def with_mean_scores(directory: Path, manifest: Manifest) -> Manifest:
+    """The manifest with the mean score of every stratum, each token counted once."""
+
+    def scored(entry: StratumEntry) -> StratumEntry:
+        stratum, total = StratumTokens(directory, entry), 0.0
+        for chunk_D in chunks(entry.documents):
+            start_D, end_D = spans(stratum, chunk_D)
+            total += float((end_D - start_D) @ stratum.documents["score"][chunk_D].astype(float))
+        return entry.model_copy(update={"score": total / entry.tokens})
+
+    splits = {"train": manifest.train, "validation": manifest.validation}
+    return manifest.model_copy(update={k: list(map(scored, v)) for k, v in splits.items()})
 
 
 def _new_files(entry: StratumEntry, group: int) -> tuple[str, str]:
@@ -224,7 +288,9 @@ def _write_strata(
         members = ((spans(stratum, own_D)[0], stratum.documents[own_D]) for own_D in own)
         with open(directory / file, "wb") as output:
             copied = copy_documents(output, token_N, members)
-            write_document_index(directory / documents_file, copied, num_documents)
+            write_document_index(
+                directory / documents_file, copied, num_documents, stratum.documents.dtype
+            )
             num_tokens = output.tell() // token_N.itemsize
         num_bytes = None
         if bytes_V is not None:

@@ -54,6 +54,7 @@ class Lab(Protocol):
 
     tokens: Mapping[str, int]  # training tokens of each source
     strata: Mapping[str, int]  # training tokens of each stratum; mixtures may name these too
+    scores: Mapping[str, float]  # of strata towards trusted text (DSIR); empty without --toward
     budget: int  # tokens that the run will draw
     steps: int  # of the run
     proxy_steps: int  # of a proxy, unless its settings say otherwise

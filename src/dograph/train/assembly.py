@@ -86,6 +86,7 @@ class CorpusLab:
         self.target, self.corpus = config, corpus
         self.tokens: Mapping[str, int] = corpus.tokens_by_source()
         self.strata: Mapping[str, int] = {s.entry.stratum: s.entry.tokens for s in corpus.train}
+        self.scores: Mapping[str, float] = corpus.scores()
         self.steps = config.train.steps_at(step)
         self.budget = self.steps * config.tokens_per_step
         self.proxy_steps = self.steps  # there are none
