@@ -26,10 +26,10 @@ dograph data prepare 'fw_train_*.bin' --validation fw_val_000000.bin --out data/
 
 An INPUT is one of: demo, junk, unigram, bigram (embedded, no download); slimpajama-6b, pile \
 (recipes, from the Hugging Face hub); .jsonl or .json, plain or .gz, .xz, .zst; .parquet; a folder \
-of such files or a quoted pattern, optionally with train/ and validation/ (or val, or test; folders \
-or files) inside; a folder with a subfolder of text files for each source; a dataset saved with \
-save_to_disk; hf:NAME\\[:CONFIG]\\[@SPLIT]; Megatron .bin with .idx; nanoGPT or llm.c .bin. Write \
-./demo for a folder of that name.
+of such files or a quoted pattern, optionally with train/ and validation/ (or val, or test; \
+folders or files) inside; a folder with a subfolder of text files for each source; a dataset \
+saved with save_to_disk; hf:NAME\\[:CONFIG]\\[@SPLIT]; Megatron .bin with .idx; nanoGPT or llm.c \
+.bin. Write ./demo for a folder of that name.
 
 A source is named after its file (without shard numbers and words like train or val), its folder, \
 NAME= before the input, or --source-field. To continue an interrupted preparation, repeat the \

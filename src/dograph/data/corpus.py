@@ -36,7 +36,6 @@ class StratumEntry(BaseModel, extra="forbid", frozen=True):
     bytes: int | None  # UTF-8 bytes of the text; None if only tokens were given
     sha256: str  # of this stratum's tokens, as stored
     documents_file: str  # .npy of DOCUMENT_DTYPE, or SCORED_DTYPE, relative to the manifest
-    score: float | None = None  # mean over the tokens of the documents' scores (--toward)
 
 
 class TokenizerEntry(BaseModel, extra="forbid", frozen=True):
@@ -213,7 +212,7 @@ class Corpus:
         return dict(totals)
 
     def scores(self) -> dict[str, float]:
-        """Mean score of every training stratum towards trusted text; empty without --toward.
+        """Mean score of a token of every training stratum towards trusted text (--toward), or {}.
 
         0 is the score that nine in ten trusted documents pass when set aside, 1 their median.
         """
@@ -221,8 +220,11 @@ class Corpus:
         if low is None or median is None:
             return {}
         unit = max(float(median) - float(low), 1e-3)  # all may have the same score
-        scored = {s.entry.stratum: s.entry.score for s in self.train}
-        return {name: (v - float(low)) / unit for name, v in scored.items() if v is not None}
+        mean = {}
+        for stratum in self.train:
+            length_D = np.diff(stratum.documents["end"], prepend=0)
+            mean[stratum.entry.stratum] = np.average(stratum.documents["score"], weights=length_D)
+        return {name: (float(score) - float(low)) / unit for name, score in mean.items()}
 
     def bytes_per_token(self, split: Split) -> dict[str, float | None]:
         """Bytes of text per token of each source; None if the text is not known."""

@@ -18,6 +18,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from encodings import aliases
+from functools import cache
 from html.entities import html5
 from http import HTTPStatus
 from importlib.abc import InspectLoader
@@ -284,16 +285,21 @@ JUNK: dict[str, Callable[[str, np.random.Generator], str]] = {
 }
 
 
+@cache  # a preparation reads it several times
+def _demo() -> list[tuple[str, str]]:
+    return list(demo_documents())
+
+
 def junk_documents(name: str) -> Iterator[tuple[str, str, str | None]]:
     """Source, text and kind of junk, None for clean text.
 
-    `junk` is the training text, `junk@clean` what is clean of it, `junk@trusted` about 3 % of the
+    `junk` is the training text, `junk@clean` what is clean of it, `junk@trusted` a tenth of the
     demo corpus and `junk@validation` 5 %.
     """
-    for source, text in demo_documents():
+    for source, text in _demo():
         rng = stream(0, "junk", text)
         draw = rng.random()
-        part = "junk@validation" if draw < 0.05 else "junk@trusted" if draw < 0.08 else "junk"
+        part = "junk@validation" if draw < 0.05 else "junk@trusted" if draw < 0.15 else "junk"
         kind = str(rng.choice(list(JUNK))) if part == "junk" and rng.random() < JUNK_SHARE else None
         if name == part or (name == "junk@clean" and part == "junk" and kind is None):
             yield source, text if kind is None else JUNK[kind](text, rng), kind

@@ -178,13 +178,14 @@ class Encoded(NamedTuple):
 class ChunkEncoder:
     """Turns chunks into tokens, on any number of threads."""
 
+    scorer: Scorer | None = None  # --toward
+
     def __init__(self, options: PrepareOptions, inputs: list[Input], entry: TokenizerEntry) -> None:
         self.options = options
         self.inputs = inputs
         self.entry = entry
         self.tokenizer = open_tokenizer(options.staging / TOKENIZER_FILE)
         self.threshold = hash_threshold(options.held_out(inputs))
-        self.scorer = Scorer.read(options.staging) if options.toward else None
 
     def __call__(self, chunk: Chunk) -> Encoded:
         """Encode a chunk; refuses its first bad record if bad records are not repaired."""
@@ -227,7 +228,7 @@ class ChunkEncoder:
             group.document_M.append((end, text.record, chunk.input, size, digest, *score))
         for group in groups.values():
             group.token_N = np.array(group.token_N, self.entry.token_dtype)
-            dtype = RAW_DOCUMENT_DTYPE if self.scorer is None else SCORED_RAW_DTYPE
+            dtype = SCORED_RAW_DTYPE if self.scorer else RAW_DOCUMENT_DTYPE
             group.document_M = np.array(group.document_M, dtype)
         bad = sorted([*checker.bad, *chunk.bad], key=lambda entry: entry.record or 0)
         counts.update(entry.kind for entry in bad)

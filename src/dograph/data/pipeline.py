@@ -27,7 +27,7 @@ from dograph.data.formats import Bad, Chunk, Line, Position, RawRow
 from dograph.data.inputs import EMBEDDED, Input, resolve_all, walk
 from dograph.data.options import PrepareOptions
 from dograph.data.tokenizer import TokenizerFile, find_tokenizer, place_tokenizer, train_bpe
-from dograph.data.toward import Scorer
+from dograph.data.toward import LOW_QUANTILE, Scorer
 from dograph.errors import CorpusError, listed
 from dograph.files import sync_file
 
@@ -153,19 +153,23 @@ class Preparation:
                 texts = sample_texts(options, inputs)
                 given = TokenizerFile(train_bpe(texts, options.bpe_vocab_size), None)
             tokenizer = place_tokenizer(given, self.folder, options.tokenizer, options.eot)
-            if options.toward:
-                self.report(PreparationProgress("reading trusted text"))
-                sample = (text.encode() for text in sample_texts(options, inputs))
-                Scorer.fit(lambda: trusted_texts(options), sample).write(self.folder)
             journal = staging.Journal(**recorded.model_dump(), tokenizer=tokenizer)
             journal.write(self.folder)
         journal.options = recorded.options
+        scorer = None
+        if options.toward:  # also after an interruption: it takes seconds, and is always the same
+            self.report(PreparationProgress("reading trusted text"))
+            sample = (text.encode() for text in sample_texts(options, inputs))
+            scorer = Scorer.fit(trusted_texts(options), sample)
+            low, median = scorer.quantiles(LOW_QUANTILE, 0.5)
+            journal.options |= {"toward_low": low, "toward_median": median}
         self.journal = journal
         self._cut_files()
         if journal.all_read:
             return journal
         chunks = read_chunks(inputs, journal.position, options)
         encoder = encode.ChunkEncoder(options, inputs, journal.tokenizer)
+        encoder.scorer = scorer
         workers = options.workers or os.cpu_count() or 1
         try:
             with closing(encode.encode_in_order(chunks, encoder, workers)) as stream:
@@ -234,8 +238,8 @@ class Preparation:
                         "field with fewer values with --source-field"
                     )
                 stem = self.folder / f"{number:04d}"
-                place: dict[str, Any] = {"split": group.split, "source": group.source, "stem": stem}
-                output = staging.Output(**place, scored=bool(self.options.toward))
+                output = staging.Output(split=group.split, source=group.source, stem=stem)
+                output.scored = bool(self.options.toward)
                 self.journal.outputs.append(output)
             documents = group.document_M.copy()
             documents["end"] += output.tokens
@@ -291,17 +295,17 @@ def sample_texts(options: PrepareOptions, inputs: list[Input]) -> Iterator[str]:
 
 
 def trusted_inputs(options: PrepareOptions) -> list[Input]:
-    """What --toward names; both splits of what has two."""
+    """What --toward names, both splits of what has two; their sources do not matter."""
     inputs, _ = resolve_all(options.toward, (), labelled=False)
     for entry in inputs:
         if entry.is_tokens:
             raise CorpusError(f"--toward takes text, and {entry.name} holds tokens; give its text")
-    return inputs
+    return [replace(entry, source="trusted") for entry in inputs]
 
 
 def trusted_texts(options: PrepareOptions) -> Iterator[bytes]:
-    """The documents that --toward names; sources do not matter."""
-    inputs = [replace(entry, source="trusted") for entry in trusted_inputs(options)]
+    """The documents that --toward names."""
+    inputs = trusted_inputs(options)
     for chunk in read_chunks(inputs, Position(), options):
         checker = encode.Checker(chunk, inputs[chunk.input], options)
         yield from (text.content for text in checker.texts() if text.content)

@@ -36,7 +36,6 @@ from dograph.data.formats import Position
 from dograph.data.inputs import Input
 from dograph.data.options import STAGING, PrepareOptions, Value
 from dograph.data.tokenizer import TOKENIZER_FILE
-from dograph.data.toward import Scorer
 from dograph.errors import CorpusError, listed
 from dograph.files import sha256_of, sync_file, write_json
 
@@ -48,8 +47,8 @@ _JOURNAL = "journal.json"
 _REPLACED = "replaced.json"  # manifest of a corpus that is being replaced
 _BLOCK_DOCUMENTS = 1 << 16
 # Options that do not decide the result: bad_records matters only if there are bad records, which
-# the journal counts, and left_out names files that are not read.
-_INDECISIVE = ("bad_records", "left_out")
+# the journal counts, left_out names files that are not read, and the others follow from --toward.
+_INDECISIVE = ("bad_records", "left_out", "toward_low", "toward_median")
 # Options that were added later: an older corpus does not record them, and was made with these.
 _ADDED: dict[str, Value] = {"keep": 1.0, "toward": None}
 
@@ -64,7 +63,7 @@ class Output(BaseModel):
     bytes: int = 0
     unkept_documents: int = 0  # left out by --keep
     unkept_bytes: int = 0
-    scored: bool = False  # documents have scores: --toward
+    scored: bool = False  # --toward
     stem: Path = Field(default=Path(), exclude=True)  # named after its place in the list
 
     @property
@@ -235,7 +234,7 @@ def finish(options: PrepareOptions, inputs: list[Input], journal: Journal) -> Ma
     for name in (TOKENIZER_FILE, REPAIRS):
         if (options.staging / name).is_file():
             link(options.staging / name, built / name)
-    facts: dict[str, Value] = {}
+    unkept: dict[str, Value] = {}
     num_unkept = sum(output.unkept_documents for output in journal.outputs)
     if not entries["train"]:
         raise CorpusError(
@@ -247,14 +246,11 @@ def finish(options: PrepareOptions, inputs: list[Input], journal: Journal) -> Ma
     if options.keep < 1:
         lost = {output.source for output in journal.outputs if output.unkept_documents}
         lost -= {entry.source for entry in entries["train"]}
-        facts["unkept_documents"] = num_unkept
-        facts["unkept_bytes"] = sum(output.unkept_bytes for output in journal.outputs)
-        facts["unkept_sources"] = listed(sorted(lost), MOST_NAMES) or None
-    if options.toward:
-        scorer = Scorer.read(options.staging)
-        facts |= {"toward_low": scorer.low, "toward_median": scorer.median}
+        unkept["unkept_documents"] = num_unkept
+        unkept["unkept_bytes"] = sum(output.unkept_bytes for output in journal.outputs)
+        unkept["unkept_sources"] = listed(sorted(lost), MOST_NAMES) or None
     repairs = {**journal.repairs, "empty source": num_empty} if num_empty else journal.repairs
-    return publish(options, inputs, journal, journal.tokenizer, entries, facts, repairs)
+    return publish(options, inputs, journal, journal.tokenizer, entries, unkept, repairs)
 
 
 def _by_source(
@@ -349,12 +345,10 @@ def publish(
         repairs=dict(sorted(repairs.items())),
         made_by=f"dograph {dograph.__version__}",
     )
-    from dograph.data.strata import split_into_strata, with_mean_scores
-
     if options.strata > 1:
+        from dograph.data.strata import split_into_strata
+
         manifest = split_into_strata(built, manifest, options.strata, options.seed)
-    if options.toward:
-        manifest = with_mean_scores(built, manifest)
     if (out / MANIFEST).is_file():
         os.replace(out / MANIFEST, options.staging / _REPLACED)
         remove_replaced(options.staging, out)
@@ -412,17 +406,14 @@ def file_stems(sources: Iterable[str]) -> dict[str, str]:
 
 
 def write_document_index(
-    path: Path,
-    blocks: Iterable[np.ndarray],
-    num_documents: int,
-    dtype: np.dtype = DOCUMENT_DTYPE,
+    path: Path, blocks: Iterable[np.ndarray], num: int, dtype: np.dtype = DOCUMENT_DTYPE
 ) -> None:
-    """Write an .npy of `dtype` from blocks that have its fields, and perhaps more.
+    """Write an .npy of `num` documents of `dtype`, from blocks that have its fields.
 
     Plain writes, not a memory map: on a full disk they raise an error instead of a signal.
     """
     descr = np.lib.format.dtype_to_descr(dtype)
-    header = {"descr": descr, "fortran_order": False, "shape": (num_documents,)}
+    header = {"descr": descr, "fortran_order": False, "shape": (num,)}
     with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for block in blocks:

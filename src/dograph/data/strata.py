@@ -15,8 +15,8 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
@@ -57,30 +57,25 @@ class Groups:
         return _labelled(stratum, nearest)
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreGroups:
-    """Groups of one source by score: 0 is most like the trusted text."""
+def score_quantiles(stratum: StratumTokens, num_groups: int, seed: int) -> np.ndarray:
+    """The lowest score, ascending, of all but the lowest of at most `num_groups` groups.
 
-    least_E: np.ndarray  # the lowest score of every group but the last, ascending
+    The groups have about equally many tokens, and none is empty.
+    """
+    sample_D = _sample(stratum, seed)
+    start_D, end_D = spans(stratum, sample_D)
+    score_D = stratum.documents["score"][sample_D]
+    order_D = np.argsort(score_D, kind="stable")
+    until_D = (end_D - start_D)[order_D].cumsum()
+    wanted = until_D[-1] * np.arange(1, num_groups) / num_groups
+    least = np.unique(score_D[order_D][np.searchsorted(until_D, wanted)])
+    return least[least > score_D.min()]
 
-    @classmethod
-    def fit(cls, stratum: StratumTokens, num_groups: int, seed: int) -> Self:
-        """About equally many tokens in each of at most `num_groups`, none empty."""
-        sample_D = _sample(stratum, seed)
-        start_D, end_D = spans(stratum, sample_D)
-        score_D = stratum.documents["score"][sample_D]
-        order_D = np.argsort(score_D, kind="stable")
-        before_D = (end_D - start_D)[order_D].cumsum()
-        wanted_E = before_D[-1] * np.arange(1, num_groups) / num_groups
-        least_E = np.unique(score_D[order_D][np.searchsorted(before_D, wanted_E)])
-        return cls(least_E[least_E > score_D.min()])
 
-    def assign(self, stratum: StratumTokens) -> np.ndarray:
-        """The group of every document, (D,)."""
-        score_D, most = stratum.documents["score"], len(self.least_E)
-        return _labelled(
-            stratum, lambda own_D: most - np.searchsorted(self.least_E, score_D[own_D], "right")
-        )
+def assign_by_score(least: np.ndarray, stratum: StratumTokens) -> np.ndarray:
+    """The group of every document, (D,); group 0 has the highest scores."""
+    score_D = stratum.documents["score"]
+    return _labelled(stratum, lambda own_D: (score_D[own_D, None] < least).sum(axis=1))
 
 
 def _labelled(stratum: StratumTokens, group_of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -222,32 +217,18 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
     new_validation: list[StratumEntry] = []
     for entry in manifest.train:
         stratum = StratumTokens(directory, entry)
-        groups: Groups | ScoreGroups
         if "score" in (stratum.documents.dtype.names or ()):
-            groups = ScoreGroups.fit(stratum, num_strata, seed)
-            label_D = groups.assign(stratum)
+            assign = partial(assign_by_score, score_quantiles(stratum, num_strata, seed))
+            label_D = assign(stratum)
         else:
             label_D, groups = _ranked_by_size(stratum, find_groups(stratum, num_strata, seed))
+            assign = groups.assign
         new_train += _write_strata(stratum, label_D, bytes_V)
         if entry.source in validation:
             stratum = StratumTokens(directory, validation.pop(entry.source))
-            new_validation += _write_strata(stratum, groups.assign(stratum), bytes_V)
+            new_validation += _write_strata(stratum, assign(stratum), bytes_V)
     new_validation += validation.values()  # of sources without training text to fit groups on
     return manifest.model_copy(update={"train": new_train, "validation": new_validation})
-
-
-def with_mean_scores(directory: Path, manifest: Manifest) -> Manifest:
-    """The manifest with the mean score of every stratum, each token counted once."""
-
-    def scored(entry: StratumEntry) -> StratumEntry:
-        stratum, total = StratumTokens(directory, entry), 0.0
-        for chunk_D in chunks(entry.documents):
-            start_D, end_D = spans(stratum, chunk_D)
-            total += float((end_D - start_D) @ stratum.documents["score"][chunk_D].astype(float))
-        return entry.model_copy(update={"score": total / entry.tokens})
-
-    splits = {"train": manifest.train, "validation": manifest.validation}
-    return manifest.model_copy(update={k: list(map(scored, v)) for k, v in splits.items()})
 
 
 def _new_files(entry: StratumEntry, group: int) -> tuple[str, str]:

@@ -16,22 +16,18 @@ documents, one at a time, to learn which scores trusted text gets.
 Shapes: N bytes or n-grams, D documents, F buckets.
 """
 
-import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
-from pathlib import Path
 from typing import Self
 
 import numpy as np
 
 from dograph.data.sampler import mix64
 from dograph.errors import CorpusError
-from dograph.files import write_bytes
 
-SCORER = "toward.npz"
 BUCKET_BITS = 18
 NUM_BUCKETS = 1 << BUCKET_BITS
 MU = 10_000.0  # n-grams; docs/log.md has the figures behind both
@@ -77,38 +73,28 @@ class Scorer:
 
     trusted_F: np.ndarray  # counts
     corpus_F: np.ndarray  # probabilities
-    text_D: np.ndarray  # hashes of the trusted documents, sorted
-    low: float = 0.0  # the LOW_QUANTILE of the scores of trusted documents
-    median: float = 0.0
+    trusted: Mapping[int, bytes]  # documents by the hashes of their texts
 
     @classmethod
-    def fit(cls, trusted: Callable[[], Iterable[bytes]], corpus: Iterable[bytes]) -> Self:
-        """From trusted text, which is read twice, and a sample of the corpus."""
+    def fit(cls, trusted: Iterable[bytes], corpus: Iterable[bytes]) -> Self:
+        """From trusted text, which is kept in memory, and a sample of the corpus."""
+        different = {_key(text): text for text in trusted}
+        if len(different) < LEAST_DOCUMENTS:
+            raise CorpusError(
+                f"--toward needs at least {LEAST_DOCUMENTS} different documents, got "
+                f"{len(different)}: each is set aside in turn to learn which scores trusted text "
+                "gets. Give more, or cut long texts, as in a .jsonl with a paragraph a line"
+            )
         trusted_F, corpus_F = np.zeros((2, NUM_BUCKETS), np.int64)
-        known: set[int] = set()
-
-        def new() -> Iterator[bytes]:
-            """The trusted documents without copies."""
-            for text in trusted():
-                if (key := _key(text)) not in known:
-                    known.add(key)
-                    yield text
-
-        for count_F, texts in ((trusted_F, new()), (corpus_F, corpus)):
+        for count_F, texts in ((trusted_F, different.values()), (corpus_F, corpus)):
             for some in _batches(texts):
                 count_F += np.bincount(hashed_ngrams(some)[0], minlength=NUM_BUCKETS)
-        if len(known) < LEAST_DOCUMENTS:
-            raise CorpusError(
-                f"--toward needs at least {LEAST_DOCUMENTS} different documents, got {len(known)}: "
-                "each is set aside in turn to learn which scores trusted text gets. Give more, or "
-                "cut long texts, such as a .jsonl with a paragraph a line"
-            )
-        frequency_F = (corpus_F + 1) / (corpus_F.sum() + NUM_BUCKETS)
-        text_D = np.array(sorted(known), np.uint64)
-        scorer = cls(trusted_F, frequency_F, text_D)
-        score_D = np.concatenate([scorer(some) for some in _batches(trusted())])
-        low, median = np.quantile(score_D, [LOW_QUANTILE, 0.5]).tolist()
-        return cls(trusted_F, frequency_F, text_D, low, median)
+        return cls(trusted_F, (corpus_F + 1) / (corpus_F.sum() + NUM_BUCKETS), different)
+
+    def quantiles(self, *quantiles: float) -> list[float]:
+        """Of the scores of the trusted documents, each set aside in turn."""
+        scores = [self(some) for some in _batches(self.trusted.values())]
+        return [float(value) for value in np.quantile(np.concatenate(scores), quantiles)]
 
     @cached_property
     def ratio_F(self) -> np.ndarray:
@@ -121,33 +107,19 @@ class Scorer:
         return ratio_N
 
     def __call__(self, texts: Sequence[bytes]) -> np.ndarray:
-        """The score of each text, (D,) in float32."""
+        """The score of each text, (D,) in float32; that of unseen words if it has none."""
         bucket_N, document_N = hashed_ngrams(texts)
-        ratio_N = self.ratio_F[bucket_N]
-        key_D = np.array([_key(text) for text in texts], np.uint64)
-        for document in np.flatnonzero(np.isin(key_D, self.text_D)):
+        ratio_N, total = self.ratio_F[bucket_N], self.trusted_F.sum()
+        for document in [d for d, text in enumerate(texts) if _key(text) in self.trusted]:
             own = document_N == document
-            _, place_n, count = np.unique(bucket_N[own], return_inverse=True, return_counts=True)
-            left_n = self.trusted_F[bucket_N[own]] - count[place_n]
-            total = self.trusted_F.sum() - len(left_n)
-            ratio_N[own] = self._ratios(left_n, self.corpus_F[bucket_N[own]], total)
+            bucket_n = bucket_N[own]
+            _, place_n, count = np.unique(bucket_n, return_inverse=True, return_counts=True)
+            left_n = self.trusted_F[bucket_n] - count[place_n]
+            ratio_N[own] = self._ratios(left_n, self.corpus_F[bucket_n], total - len(left_n))
         # bincount adds in the order of the n-grams, whatever other documents there are
         count_D = np.bincount(document_N, minlength=len(texts))
-        total_D = np.bincount(document_N, ratio_N, len(texts))
-        unknown = self._ratios(np.zeros(1), np.ones(1), self.trusted_F.sum())  # without words
-        return np.where(count_D, total_D / np.maximum(count_D, 1), unknown).astype(np.float32)
-
-    def write(self, folder: Path) -> None:
-        file = io.BytesIO()
-        np.savez(file, **asdict(self))
-        write_bytes(folder / SCORER, file.getvalue())
-
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        with np.load(folder / SCORER, allow_pickle=False) as stored:
-            arrays = dict(stored)
-        low, median = (float(arrays.pop(name)) for name in ("low", "median"))
-        return cls(**arrays, low=low, median=median)
+        score_D = np.bincount(document_N, ratio_N, len(texts)) / np.maximum(count_D, 1)
+        return np.where(count_D, score_D, np.log(MU / (total + MU))).astype(np.float32)
 
 
 def _key(text: bytes) -> int:

@@ -54,10 +54,13 @@ class Lab(Protocol):
 
     tokens: Mapping[str, int]  # training tokens of each source
     strata: Mapping[str, int]  # training tokens of each stratum; mixtures may name these too
-    scores: Mapping[str, float]  # of strata towards trusted text (DSIR); empty without --toward
     budget: int  # tokens that the run will draw
     steps: int  # of the run
     proxy_steps: int  # of a proxy, unless its settings say otherwise
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """Of strata, towards trusted text (see DSIR); empty without --toward."""
 
     @property
     def parameters(self) -> int:

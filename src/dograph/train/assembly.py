@@ -86,10 +86,14 @@ class CorpusLab:
         self.target, self.corpus = config, corpus
         self.tokens: Mapping[str, int] = corpus.tokens_by_source()
         self.strata: Mapping[str, int] = {s.entry.stratum: s.entry.tokens for s in corpus.train}
-        self.scores: Mapping[str, float] = corpus.scores()
         self.steps = config.train.steps_at(step)
         self.budget = self.steps * config.tokens_per_step
         self.proxy_steps = self.steps  # there are none
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """Read from the corpus only when needed."""
+        return self.corpus.scores()
 
     @property
     def parameters(self) -> int:
