@@ -23,7 +23,7 @@ class DSIROptions(Options):
     owner: ClassVar[str] = "dsir"
 
     rule: Literal["resample", "filter"] = "resample"
-    strength: float = Field(2.0, ge=0)  # of resample
+    strength: float = Field(1.0, ge=0)  # of resample
     keep_sources: bool = True  # sources are drawn by tokens, only strata inside them by score
     max_epochs: float = Field(5.0, gt=0)
 
