@@ -212,19 +212,14 @@ class Corpus:
         return dict(totals)
 
     def scores(self) -> dict[str, float]:
-        """Mean score of a token of every training stratum towards trusted text (--toward), or {}.
-
-        0 is the score that nine in ten trusted documents pass when set aside, 1 their median.
-        """
-        low, median = (self.manifest.options.get(f"toward_{of}") for of in ("low", "median"))
-        if low is None or median is None:
-            return {}
-        unit = max(float(median) - float(low), 1e-3)  # all may have the same score
-        mean = {}
+        """Mean score of every training stratum towards trusted text (--toward); empty without."""
+        means = {}
         for stratum in self.train:
-            length_D = np.diff(stratum.documents["end"], prepend=0)
-            mean[stratum.entry.stratum] = np.average(stratum.documents["score"], weights=length_D)
-        return {name: (float(score) - float(low)) / unit for name, score in mean.items()}
+            if stratum.documents.dtype == SCORED_DTYPE:
+                length_D = np.diff(stratum.documents["end"], prepend=0)
+                mean = np.average(stratum.documents["score"], weights=length_D)
+                means[stratum.entry.stratum] = float(mean)
+        return means
 
     def bytes_per_token(self, split: Split) -> dict[str, float | None]:
         """Bytes of text per token of each source; None if the text is not known."""

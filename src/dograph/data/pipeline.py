@@ -27,7 +27,7 @@ from dograph.data.formats import Bad, Chunk, Line, Position, RawRow
 from dograph.data.inputs import EMBEDDED, Input, resolve_all, walk
 from dograph.data.options import PrepareOptions
 from dograph.data.tokenizer import TokenizerFile, find_tokenizer, place_tokenizer, train_bpe
-from dograph.data.toward import LOW_QUANTILE, Scorer
+from dograph.data.toward import Scorer
 from dograph.errors import CorpusError, listed
 from dograph.files import sync_file
 
@@ -161,8 +161,6 @@ class Preparation:
             self.report(PreparationProgress("reading trusted text"))
             sample = (text.encode() for text in sample_texts(options, inputs))
             scorer = Scorer.fit(trusted_texts(options), sample)
-            low, median = scorer.quantiles(LOW_QUANTILE, 0.5)
-            journal.options |= {"toward_low": low, "toward_median": median}
         self.journal = journal
         self._cut_files()
         if journal.all_read:

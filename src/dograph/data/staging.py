@@ -47,8 +47,8 @@ _JOURNAL = "journal.json"
 _REPLACED = "replaced.json"  # manifest of a corpus that is being replaced
 _BLOCK_DOCUMENTS = 1 << 16
 # Options that do not decide the result: bad_records matters only if there are bad records, which
-# the journal counts, left_out names files that are not read, and the others follow from --toward.
-_INDECISIVE = ("bad_records", "left_out", "toward_low", "toward_median")
+# the journal counts, and left_out names files that are not read.
+_INDECISIVE = ("bad_records", "left_out")
 # Options that were added later: an older corpus does not record them, and was made with these.
 _ADDED: dict[str, Value] = {"keep": 1.0, "toward": None}
 

@@ -1,9 +1,9 @@
 """Scores of documents towards trusted text, from hashed words and word pairs (`--toward FILES`).
 
-A document's score is the mean over its n-grams of a log-ratio, in nats (DSIR, Xie et al. 2023, has
-the sum; with the mean, length does not decide):
+A document's score is the mean over its n-grams of a log-ratio (DSIR, Xie et al. 2023, has the sum;
+with the mean, length does not decide), scaled:
 
-    score = 1/n sum_g log(p_trusted(g) / p_corpus(g))       over its n words and pairs g
+    raw score = 1/n sum_g log(p_trusted(g) / p_corpus(g))   over its n words and pairs g
     p_corpus(g) = (count + 1) / (total + F)                 from a sample of the training text
     p_trusted(g) = (count + MU p_corpus(g)) / (total + MU)
 
@@ -11,13 +11,14 @@ With add-one smoothing of both, an n-gram that neither text has would count for 
 that noise would score highest. Here it counts against trusted text.
 
 A document that is also among the trusted ones is scored without its own counts. So are all trusted
-documents, one at a time, to learn which scores trusted text gets.
+documents, one at a time, and scores are scaled by what they get: 0 is the score that nine in ten
+of them reach (a threshold for filters), 1 their median.
 
 Shapes: N bytes or n-grams, D documents, F buckets.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
@@ -33,7 +34,7 @@ NUM_BUCKETS = 1 << BUCKET_BITS
 MU = 10_000.0  # n-grams; docs/log.md has the figures behind both
 MOST_BYTES = 1 << 20  # of a document that are read
 LEAST_DOCUMENTS = 10  # of trusted text
-LOW_QUANTILE = 0.1  # of the scores of trusted documents: the threshold of a filter
+LOW_QUANTILE = 0.1  # of the scores of trusted documents
 _AT_ONCE = 256  # documents
 LONGEST = 16  # bytes of a word
 _POWER = np.cumprod(np.full(LONGEST, 1099511628211, np.uint64))
@@ -74,6 +75,8 @@ class Scorer:
     trusted_F: np.ndarray  # counts
     corpus_F: np.ndarray  # probabilities
     trusted: Mapping[int, bytes]  # documents by the hashes of their texts
+    zero: float = 0.0  # raw score that is scaled to 0
+    one: float = 1.0  # and to 1
 
     @classmethod
     def fit(cls, trusted: Iterable[bytes], corpus: Iterable[bytes]) -> Self:
@@ -89,12 +92,10 @@ class Scorer:
         for count_F, texts in ((trusted_F, different.values()), (corpus_F, corpus)):
             for some in _batches(texts):
                 count_F += np.bincount(hashed_ngrams(some)[0], minlength=NUM_BUCKETS)
-        return cls(trusted_F, (corpus_F + 1) / (corpus_F.sum() + NUM_BUCKETS), different)
-
-    def quantiles(self, *quantiles: float) -> list[float]:
-        """Of the scores of the trusted documents, each set aside in turn."""
-        scores = [self(some) for some in _batches(self.trusted.values())]
-        return [float(value) for value in np.quantile(np.concatenate(scores), quantiles)]
+        raw = cls(trusted_F, (corpus_F + 1) / (corpus_F.sum() + NUM_BUCKETS), different)
+        score_D = np.concatenate([raw(some) for some in _batches(different.values())])
+        low, median = np.quantile(score_D, [LOW_QUANTILE, 0.5]).tolist()
+        return replace(raw, zero=low, one=max(median, low + 1e-3))  # all may have the same score
 
     @cached_property
     def ratio_F(self) -> np.ndarray:
@@ -119,7 +120,8 @@ class Scorer:
         # bincount adds in the order of the n-grams, whatever other documents there are
         count_D = np.bincount(document_N, minlength=len(texts))
         score_D = np.bincount(document_N, ratio_N, len(texts)) / np.maximum(count_D, 1)
-        return np.where(count_D, score_D, np.log(MU / (total + MU))).astype(np.float32)
+        score_D = np.where(count_D, score_D, np.log(MU / (total + MU)))
+        return ((score_D - self.zero) / (self.one - self.zero)).astype(np.float32)
 
 
 def _key(text: bytes) -> int:

@@ -1,8 +1,7 @@
 """DSIR: draw by the documents' scores towards trusted text (Xie et al., 2023), over strata.
 
 `dograph data prepare --toward FILES --strata N` scores the documents and divides each source by
-score. Lab.scores has the mean score of every stratum: 0 is the threshold that nine in ten trusted
-documents pass when they are set aside, 1 their median.
+score: 0 is a threshold that nine in ten trusted documents reach, 1 their median.
 
 Shapes: S strata.
 """
@@ -50,20 +49,17 @@ class DSIR(Mixer):
                 f"mixer.name=dsir draws by scores, and the corpus has none for {missing[0]}; "
                 "prepare it with --toward FILES --strata 16, FILES being text that you trust"
             )
-        names = list(lab.strata)
-        token_S = np.array(list(lab.strata.values()), np.float64)
+        names, token_S = list(lab.strata), np.array([*lab.strata.values()], np.float64)
         score_S = np.array([lab.scores[name] for name in names])
-        source_S = np.array([n if n in lab.tokens else n.rpartition("/")[0] for n in names])
-        group_S = source_S if self.options.keep_sources else np.full(len(names), "")
-        share_S = np.zeros(len(names))
-        for group in np.unique(group_S):
-            own = group_S == group
+        group_S = np.array([n if n in lab.tokens else n.rpartition("/")[0] for n in names])
+        share_S = token_S.copy()
+        for group in np.unique(group_S) if self.options.keep_sources else [None]:
+            own = group_S == group if group else np.full(len(names), True)
             relative_S = score_S[own] - score_S[own].max()
+            tilt_S = np.exp(self.options.strength * relative_S)
             if self.options.rule == "filter":
-                weight_S = token_S[own] * ((score_S[own] >= 0) | (relative_S == 0))
-            else:
-                weight_S = token_S[own] * np.exp(self.options.strength * relative_S)
-            share_S[own] = token_S[own].sum() * weight_S / weight_S.sum()
+                tilt_S = ((score_S[own] >= 0) | (relative_S == 0)).astype(np.float64)
+            share_S[own] *= tilt_S * token_S[own].sum() / (tilt_S @ token_S[own])
         most_S = self.options.max_epochs * token_S / max(lab.budget, 1)
         share_S = bounded(share_S / share_S.sum(), low_S=np.zeros(len(names)), high_S=most_S)
         return Mixture.normalised(dict(zip(names, share_S.tolist(), strict=True)))
