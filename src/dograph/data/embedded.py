@@ -56,7 +56,7 @@ def demo_documents() -> Iterator[tuple[str, str]]:
             yield from ((source, text) for text in texts)
 
 
-def embedded_documents(name: str, *, noise: bool, seed: int) -> Iterator[tuple[str, str]]:
+def embedded_documents(name: str, noise: bool, seed: int) -> Iterator[tuple[str, str]]:
     """Source and text of each document of an embedded corpus."""
     if name == "demo":
         return demo_documents()

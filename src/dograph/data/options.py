@@ -103,7 +103,7 @@ class PrepareOptions:
 
     def recorded(self) -> dict[str, Value]:
         """The options that decide the result, for the journal and the manifest."""
-        others = ("inputs", "out", "workers", "overwrite", "restart")
+        others = ("inputs", "out", "workers", "overwrite", "restart", "toward")
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in others}
         return given | {
             "validation": " ".join(self.validation) or None,
@@ -111,7 +111,7 @@ class PrepareOptions:
             "vocab_size": self.bpe_vocab_size if self.tokenizer == "bpe" else self.vocab_size,
             "recipe": self.known_corpus.name if self.known_corpus else None,
             "keep": float(self.keep),
-            "toward": " ".join(self.toward) or None,
+            **({"toward": " ".join(self.toward)} if self.toward else {}),
         }
 
     def refuse_idle(self, inputs: list[Input]) -> None:

@@ -351,8 +351,8 @@ def _rows(entry: Input, start: Position, options: PrepareOptions) -> Iterator[Ra
     if place is None:
         from dograph.data import embedded  # here, because most preparations do not need it
 
-        own = {"noise": options.noise, "seed": options.seed}
-        for source, text in islice(embedded.embedded_documents(entry.name, **own), record, None):
+        documents = embedded.embedded_documents(entry.name, options.noise, options.seed)
+        for source, text in islice(documents, record, None):
             yield RawRow(text, source)
     elif isinstance(place, tuple) or entry.kind == "disk":
         yield from formats.read_dataset(place, entry.part, record, options.fields)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dograph.data.corpus import Manifest, StratumEntry, StratumTokens
+from dograph.data.corpus import SCORED_DTYPE, Manifest, StratumEntry, StratumTokens
 from dograph.data.sampler import mix64
 from dograph.data.staging import COPY_TOKENS, copy_documents, corpus_files, write_document_index
 from dograph.data.tokenizer import token_bytes
@@ -69,7 +69,8 @@ def score_quantiles(stratum: StratumTokens, num_groups: int, seed: int) -> np.nd
     until_D = (end_D - start_D)[order_D].cumsum()
     wanted = until_D[-1] * np.arange(1, num_groups) / num_groups
     least = np.unique(score_D[order_D][np.searchsorted(until_D, wanted)])
-    return least[least > score_D.min()]
+    above: np.ndarray = least[least > score_D.min()]
+    return above
 
 
 def assign_by_score(least: np.ndarray, stratum: StratumTokens) -> np.ndarray:
@@ -217,7 +218,8 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
     new_validation: list[StratumEntry] = []
     for entry in manifest.train:
         stratum = StratumTokens(directory, entry)
-        if "score" in (stratum.documents.dtype.names or ()):
+        assign: Callable[[StratumTokens], np.ndarray]
+        if stratum.documents.dtype == SCORED_DTYPE:
             assign = partial(assign_by_score, score_quantiles(stratum, num_strata, seed))
             label_D = assign(stratum)
         else:

@@ -176,8 +176,8 @@ def choose_rows(
     corpus: Corpus, seq_len: int, request: InspectRequest
 ) -> tuple[Split, list[Block], list[str]]:
     """Rows of one split, two or more from each source that has them, and notes for the reader."""
-    split: Split = "train"  # what would be drawn
-    for split in ("train",) if request.toward else ("validation", "train"):
+    splits: tuple[Split, ...] = ("validation", "train")
+    for split in splits[1:] if request.toward else splits:  # train is what would be drawn
         have = blocks_by_source(corpus, split, seq_len)
         usable = [source for source, count in have.items() if count >= 2]
         if len(usable) >= min(2, len(have)):

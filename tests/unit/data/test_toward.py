@@ -249,10 +249,7 @@ def test_without_toward_nothing_changes(tmp_path, job):
     corpus = Corpus(tmp_path / "out")
     assert all(stratum.documents.dtype == DOCUMENT_DTYPE for stratum in corpus.train)
     assert corpus.scores() == {}
-    # a corpus of an older version does not record the option, and is recognized
-    older = {name: value for name, value in manifest.options.items() if name != "toward"}
-    manifest.model_copy(update={"options": older}).write(tmp_path / "out")
-    assert prepare_corpus(PrepareOptions(out=tmp_path / "out", **job)).already
+    assert "toward" not in manifest.options  # as in corpora of older versions
 
 
 def test_what_cannot_be_scored_is_refused(tmp_path, job):
