@@ -22,7 +22,7 @@ from dograph.data.formats import Bad, Chunk, Line, Position, RawRow, pick
 from dograph.data.inputs import Input
 from dograph.data.options import PrepareOptions
 from dograph.data.tokenizer import TOKENIZER_FILE, open_tokenizer
-from dograph.data.toward import Scorer
+from dograph.data.toward import TextScorer
 from dograph.errors import CorpusError
 from dograph.rng import key64
 
@@ -178,7 +178,7 @@ class Encoded(NamedTuple):
 class ChunkEncoder:
     """Turns chunks into tokens, on any number of threads."""
 
-    scorer: Scorer | None = None  # --toward
+    scorer: TextScorer | None = None  # --toward
 
     def __init__(self, options: PrepareOptions, inputs: list[Input], entry: TokenizerEntry) -> None:
         self.options = options

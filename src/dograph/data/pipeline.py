@@ -27,7 +27,7 @@ from dograph.data.formats import Bad, Chunk, Line, Position, RawRow
 from dograph.data.inputs import EMBEDDED, Input, resolve_all, walk
 from dograph.data.options import PrepareOptions
 from dograph.data.tokenizer import TokenizerFile, find_tokenizer, place_tokenizer, train_bpe
-from dograph.data.toward import Scorer
+from dograph.data.toward import TextScorer
 from dograph.errors import CorpusError, listed
 from dograph.files import sync_file
 
@@ -160,7 +160,7 @@ class Preparation:
         if options.toward:  # also after an interruption: it takes seconds, and is always the same
             self.report(PreparationProgress("reading trusted text"))
             sample = (text.encode() for text in sample_texts(options, inputs))
-            scorer = Scorer.fit(trusted_texts(options), sample)
+            scorer = TextScorer.fit(trusted_texts(options), sample)
         self.journal = journal
         self._cut_files()
         if journal.all_read:

@@ -69,7 +69,7 @@ def hashed_ngrams(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class Scorer:
+class TextScorer:
     """Scores documents; the scores depend neither on their order nor on how they are grouped."""
 
     trusted_F: np.ndarray  # counts

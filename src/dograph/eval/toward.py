@@ -4,7 +4,7 @@ A small step along the mean gradient g_s of a source or stratum lowers the trust
 proportion to <g_s, g_t>, with g_t the mean gradient of the trusted text. It is stated over |g_t|^2:
 1 is as good as a step on the trusted text itself, below 0 does harm. Squared norms are means over
 pairs of different rows, so noise does not enlarge them. The gradient of a single row says next to
-nothing (signal to noise about 0.2), so single rows are listed by their words alone (`Scorer`).
+nothing (signal to noise about 0.2), so single rows are listed by their words alone (`TextScorer`).
 
 Shapes: N rows of the corpus, M trusted rows, T tokens, K sketch.
 """
@@ -22,7 +22,7 @@ from torch import Tensor
 from dograph.data.corpus import Block, Corpus
 from dograph.data.options import PrepareOptions
 from dograph.data.pipeline import trusted_texts
-from dograph.data.toward import Scorer
+from dograph.data.toward import TextScorer
 from dograph.errors import CorpusError
 from dograph.stats import Interval, t_interval
 
@@ -57,7 +57,7 @@ class TrustedText:
         texts = list(trusted_texts(PrepareOptions(inputs=files, toward=files, out=Path())))
         self.blocks, previews = blocks, [block.text(corpus) for block in blocks]
         contents = [text.encode() for text in previews]
-        self.score_N = Scorer.fit(texts, contents)(contents)
+        self.score_N = TextScorer.fit(texts, contents)(contents)
         self.previews = [" ".join(text.split())[:PREVIEW] for text in previews]
         end = [] if corpus.manifest.tokenizer.eot_id is None else [corpus.manifest.tokenizer.eot_id]
         ids = corpus.tokenizer.encode_batch([t.decode() for t in texts], add_special_tokens=False)

@@ -15,7 +15,7 @@ from dograph.data.digests import verify
 from dograph.data.embedded import JUNK, junk_documents, planted_documents
 from dograph.data.options import PrepareOptions
 from dograph.data.pipeline import prepare as prepare_corpus
-from dograph.data.toward import MU, Scorer
+from dograph.data.toward import MU, TextScorer
 from dograph.errors import ConfigError, CorpusError
 from dograph.rng import stream
 from text_inputs import files_of, prepare, text, write_jsonl, write_tokenizer
@@ -68,7 +68,7 @@ RAW = [text(n, 30).encode() for n in range(20)] + [odd.encode() for odd in ODD]
 
 
 def test_scores_are_those_of_a_plain_oracle():
-    scorer = Scorer.fit(TRUSTED, RAW)
+    scorer = TextScorer.fit(TRUSTED, RAW)
     expected = scaled([oracle(content, TRUSTED, RAW) for content in RAW], TRUSTED, RAW)
     np.testing.assert_allclose(scorer(RAW), expected, rtol=1e-4, atol=1e-4)
     one_by_one = np.concatenate([scorer([content]) for content in reversed(RAW)])[::-1]
@@ -76,7 +76,7 @@ def test_scores_are_those_of_a_plain_oracle():
 
 
 def test_a_trusted_document_is_scored_as_if_it_were_not_trusted():
-    scorer = Scorer.fit([*TRUSTED, TRUSTED[3]], [*RAW, *TRUSTED])  # one of them given twice
+    scorer = TextScorer.fit([*TRUSTED, TRUSTED[3]], [*RAW, *TRUSTED])  # one of them given twice
     for n in (0, 3, 11):
         others, corpus = TRUSTED[:n] + TRUSTED[n + 1 :], [*RAW, *TRUSTED]
         expected = scaled([oracle(TRUSTED[n], others, corpus)], TRUSTED, corpus)[0]
@@ -86,7 +86,7 @@ def test_a_trusted_document_is_scored_as_if_it_were_not_trusted():
 
 
 def test_length_does_not_decide():
-    scorer = Scorer.fit(TRUSTED, RAW)
+    scorer = TextScorer.fit(TRUSTED, RAW)
     short, long = scorer([b" ".join([RAW[0]] * times) for times in (300, 3000)])
     assert short == pytest.approx(long, abs=1e-3)
 
@@ -103,7 +103,7 @@ def test_junk_of_every_kind_scores_below_text_in_the_trusted_style():
     rng = stream(0, "test")
     junk = {kind: [spoil(words, rng) for words in clean[:12]] for kind, spoil in JUNK.items()}
     corpus = [words.encode() for words in clean + [j for some in junk.values() for j in some]]
-    scorer = Scorer.fit([words.encode() for words in trusted], corpus)
+    scorer = TextScorer.fit([words.encode() for words in trusted], corpus)
     clean_D = scorer([words.encode() for words in clean])
     for kind, some in junk.items():
         assert auc(clean_D, scorer([words.encode() for words in some])) > 0.98, kind
