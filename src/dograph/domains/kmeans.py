@@ -101,9 +101,11 @@ def _restarted(space: _Space, race_MRLB: Tensor, iterations: int) -> tuple[Tenso
     label_RB = _plus_plus(space, race_MRLB)
     for left in reversed(range(iterations)):
         score_RBM = _scores(space, label_RB, num_domains)
-        label_RB = score_RBM.argmin(dim=-1)
+        before_RB, label_RB = label_RB, score_RBM.argmin(dim=-1)
         if left % REFILL_EVERY == 0:
             label_RB = _fill_empty(space, label_RB, score_RBM)
+        elif _has_settled(space, before_RB, label_RB, score_RBM):
+            break
     score_RBM = _scores(space, label_RB, num_domains)
     return label_RB, _own_distances(space, label_RB, score_RBM).sum(dim=1)
 
@@ -164,6 +166,13 @@ def _fill_empty(space: _Space, label_RB: Tensor, score_RBM: Tensor) -> Tensor:
     turn_RM = (empty_RM.cumsum(dim=1) - 1).masked_fill(~empty_RM, -1)
     takes_RBM = (turn_RM[:, None] == place_RB[..., None]) & (own_RB[..., None] > 0)
     return torch.where(takes_RBM.any(dim=2), (takes_RBM * domain_M).sum(dim=2), label_RB)
+
+
+def _has_settled(space: _Space, before_RB: Tensor, label_RB: Tensor, score_RBM: Tensor) -> bool:
+    """Whether no later iteration changes a label; unknown on a GPU, which would have to wait."""
+    if label_RB.device.type != "cpu" or not torch.equal(before_RB, label_RB):
+        return False
+    return torch.equal(_fill_empty(space, label_RB, score_RBM), label_RB)
 
 
 def _by_size(label_B: Tensor, finite_B: Tensor, num_domains: int) -> Tensor:
