@@ -62,7 +62,7 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    corpus: str = setting("demo", "a prepared corpus, or demo, unigram, bigram")
+    corpus: str = setting("demo", "a prepared corpus, or demo, junk, unigram, bigram")
     seq_len: int = setting(128, "tokens of a sample", ge=2)
     warn_epochs: float = setting(4.0, "warn if a source would be read through more often", gt=0)
 

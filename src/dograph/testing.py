@@ -142,6 +142,7 @@ class TinyLab:
         halves = dict.fromkeys((f"{first}/0", f"{first}/1"), self.tokens[first] // 2)
         rest = {name: self.tokens[name] for name in others}
         self.strata: Mapping[str, int] = halves | rest
+        self.scores: Mapping[str, float] = {name: 1.0 - i for i, name in enumerate(self.strata)}
         self._presets: list[Any] = [None]
 
     def train(self, proxies: Sequence[Proxy]) -> list[ProxyResult]:

@@ -24,12 +24,12 @@ dograph data prepare texts/ --strata 8 --out data/texts
 dograph data prepare 'pile/*.jsonl.zst' --recipe pile --out data/pile
 dograph data prepare 'fw_train_*.bin' --validation fw_val_000000.bin --out data/fw
 
-An INPUT is one of: demo, unigram, bigram (embedded, no download); slimpajama-6b, pile (recipes, \
-from the Hugging Face hub); .jsonl or .json, plain or .gz, .xz, .zst; .parquet; a folder of such \
-files or a quoted pattern, optionally with train/ and validation/ (or val, or test; folders or \
-files) inside; a folder with a subfolder of text files for each source; a dataset saved with \
-save_to_disk; hf:NAME\\[:CONFIG]\\[@SPLIT]; Megatron .bin with .idx; nanoGPT or llm.c .bin. Write \
-./demo for a folder of that name.
+An INPUT is one of: demo, junk, unigram, bigram (embedded, no download); slimpajama-6b, pile \
+(recipes, from the Hugging Face hub); .jsonl or .json, plain or .gz, .xz, .zst; .parquet; a folder \
+of such files or a quoted pattern, optionally with train/ and validation/ (or val, or test; \
+folders or files) inside; a folder with a subfolder of text files for each source; a dataset \
+saved with save_to_disk; hf:NAME\\[:CONFIG]\\[@SPLIT]; Megatron .bin with .idx; nanoGPT or llm.c \
+.bin. Write ./demo for a folder of that name.
 
 A source is named after its file (without shard numbers and words like train or val), its folder, \
 NAME= before the input, or --source-field. To continue an interrupted preparation, repeat the \
@@ -61,6 +61,7 @@ def prepare(
     validation: list[str] | None = option(None, "an INPUT for validation; may be repeated"),
     validation_fraction: float | None = option(None, "held out (default: 0.01; embedded: 0.05)"),
     strata: int = option(1, "groups of similar documents to divide each source into"),
+    toward: list[str] | None = option(None, "an INPUT of trusted text: score every document by it"),
     keep: float = option(1.0, "share of training documents to keep, chosen by a hash of the text"),
     seed: int = option(0, "of --keep, the held-out documents, the strata and embedded corpora"),
     noise: bool = option(False, "add a source of noise to unigram or bigram", "--noise"),

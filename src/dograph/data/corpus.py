@@ -35,7 +35,7 @@ class StratumEntry(BaseModel, extra="forbid", frozen=True):
     documents: int
     bytes: int | None  # UTF-8 bytes of the text; None if only tokens were given
     sha256: str  # of this stratum's tokens, as stored
-    documents_file: str  # .npy of DOCUMENT_DTYPE, relative to the manifest
+    documents_file: str  # .npy of DOCUMENT_DTYPE, or SCORED_DTYPE, relative to the manifest
 
 
 class TokenizerEntry(BaseModel, extra="forbid", frozen=True):
@@ -98,6 +98,7 @@ DOCUMENT_DTYPE = np.dtype(
         ("input", "<i4"),  # index into Manifest.inputs
     ]
 )
+SCORED_DTYPE = np.dtype([*DOCUMENT_DTYPE.descr, ("score", "<f4")])  # with --toward
 
 
 class StratumTokens:
@@ -135,13 +136,14 @@ class StratumTokens:
 
     @cached_property
     def documents(self) -> np.ndarray:
-        """The documents of this stratum, memory-mapped, of DOCUMENT_DTYPE."""
+        """The documents of this stratum, memory-mapped, of DOCUMENT_DTYPE or SCORED_DTYPE."""
         path, entry = self.directory / self.entry.documents_file, self.entry
         found = "others"
         try:
             loaded: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
-            facts = (loaded.dtype, len(loaded), int(loaded["end"][-1]))
-            if facts == (DOCUMENT_DTYPE, entry.documents, entry.tokens):
+            is_known = loaded.dtype in (DOCUMENT_DTYPE, SCORED_DTYPE)
+            facts = (len(loaded), int(loaded["end"][-1]))
+            if is_known and facts == (entry.documents, entry.tokens):
                 return loaded
         except Exception as error:  # each kind of damage raises another one
             found = str(error)
@@ -208,6 +210,16 @@ class Corpus:
         for stratum in self.strata(split):
             totals[stratum.entry.source] += stratum.entry.tokens
         return dict(totals)
+
+    def scores(self) -> dict[str, float]:
+        """Mean score of every training stratum towards trusted text (--toward); empty without."""
+        means = {}
+        for stratum in self.train:
+            if stratum.documents.dtype == SCORED_DTYPE:
+                length_D = np.diff(stratum.documents["end"], prepend=0)
+                mean = np.average(stratum.documents["score"], weights=length_D)
+                means[stratum.entry.stratum] = float(mean)
+        return means
 
     def bytes_per_token(self, split: Split) -> dict[str, float | None]:
         """Bytes of text per token of each source; None if the text is not known."""

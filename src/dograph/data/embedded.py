@@ -1,4 +1,4 @@
-"""Corpora that need no download: the demo corpus, and planted ones.
+"""Corpora that need no download: the demo corpus, with junk on request, and planted ones.
 
 The demo corpus is real text from the Python installation, one source per kind of text.
 `docstrings`, `bytecode`, `topics`, `unicode` and `tables` are in every CPython, `code` needs the
@@ -14,9 +14,11 @@ import re
 import sys
 import sysconfig
 import unicodedata
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from encodings import aliases
+from functools import cache
 from html.entities import html5
 from http import HTTPStatus
 from importlib.abc import InspectLoader
@@ -52,6 +54,15 @@ def demo_documents() -> Iterator[tuple[str, str]]:
         texts = _bounded(make(), max_chars)
         if sum(map(len, texts)) >= MIN_SOURCE_CHARS:
             yield from ((source, text) for text in texts)
+
+
+def embedded_documents(name: str, noise: bool, seed: int) -> Iterator[tuple[str, str]]:
+    """Source and text of each document of an embedded corpus."""
+    if name == "demo":
+        return demo_documents()
+    if name.startswith("junk"):
+        return ((source, text) for source, text, _ in junk_documents(name))
+    return planted_documents(name, noise=noise, seed=seed)
 
 
 def without_docstrings(source: str, tree: ast.Module) -> str:
@@ -251,6 +262,48 @@ SOURCES: dict[str, tuple[int, Callable[[], Iterable[str]]]] = {
     "tables": (150_000, _tables),
     "mail": (120_000, _mail),
 }
+
+# Junk: the demo corpus with unmarked junk inside its sources, in four kinds. Validation and trusted
+# text are set apart first and stay clean.
+
+JUNK_SHARE = 0.35  # of the training documents
+_PASSAGE = "Win a free cruise today: reply with your name and number, and tell ten friends. "
+_LETTERS = np.array([*"abcdefghijklmnopqrstuvwxyz    "])
+
+
+def _replaced(text: str, rng: np.random.Generator) -> str:
+    character_N = np.array([*text])
+    is_new_N = rng.random(len(text)) < 0.3
+    return "".join(np.where(is_new_N, rng.choice(_LETTERS, len(text)), character_N))
+
+
+JUNK: dict[str, Callable[[str, np.random.Generator], str]] = {
+    "shuffled words": lambda text, rng: " ".join(rng.permutation(text.split())),
+    "replaced characters": _replaced,
+    "base64": lambda text, rng: b64encode(text.encode()).decode()[: len(text)],
+    "repeated passage": lambda text, rng: (_PASSAGE * len(text))[: len(text)],
+}
+
+
+@cache  # a preparation reads it several times
+def _demo() -> list[tuple[str, str]]:
+    return list(demo_documents())
+
+
+def junk_documents(name: str) -> Iterator[tuple[str, str, str | None]]:
+    """Source, text and kind of junk, None for clean text.
+
+    `junk` is the training text, `junk@clean` what is clean of it, `junk@trusted` a tenth of the
+    demo corpus and `junk@validation` 5 %.
+    """
+    for source, text in _demo():
+        rng = stream(0, "junk", text)
+        draw = rng.random()
+        part = "junk@validation" if draw < 0.05 else "junk@trusted" if draw < 0.15 else "junk"
+        kind = str(rng.choice(list(JUNK))) if part == "junk" and rng.random() < JUNK_SHARE else None
+        if name == part or (name == "junk@clean" and part == "junk" and kind is None):
+            yield source, text if kind is None else JUNK[kind](text, rng), kind
+
 
 # Planted corpora: synthetic text whose sources and lowest possible loss are known exactly.
 #

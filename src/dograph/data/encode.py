@@ -22,6 +22,7 @@ from dograph.data.formats import Bad, Chunk, Line, Position, RawRow, pick
 from dograph.data.inputs import Input
 from dograph.data.options import PrepareOptions
 from dograph.data.tokenizer import TOKENIZER_FILE, open_tokenizer
+from dograph.data.toward import TextScorer
 from dograph.errors import CorpusError
 from dograph.rng import key64
 
@@ -33,6 +34,7 @@ RAW_DOCUMENT_DTYPE = np.dtype(
         ("hash", "<u8"),  # keyed hash of its text: decides the split
     ]
 )
+SCORED_RAW_DTYPE = np.dtype([*RAW_DOCUMENT_DTYPE.descr, ("score", "<f4")])  # with --toward
 _BOM = b"\xef\xbb\xbf"
 _SNIFF_BYTES = 8192
 _AHEAD = 3  # chunks in flight per thread
@@ -157,7 +159,7 @@ class EncodedGroup:
     source: str
     # an array while it grows: 4 bytes per token, unlike a list; then of the corpus' dtype
     token_N: Any = field(default_factory=lambda: array("I"))
-    # finally of RAW_DOCUMENT_DTYPE, with ends counted from this group's first token
+    # finally of RAW_DOCUMENT_DTYPE or SCORED_RAW_DTYPE, ends counted from this group's first token
     document_M: Any = field(default_factory=list)
     unkept_documents: int = 0  # left out by --keep
     unkept_bytes: int = 0
@@ -175,6 +177,8 @@ class Encoded(NamedTuple):
 
 class ChunkEncoder:
     """Turns chunks into tokens, on any number of threads."""
+
+    scorer: TextScorer | None = None  # --toward
 
     def __init__(self, options: PrepareOptions, inputs: list[Input], entry: TokenizerEntry) -> None:
         self.options = options
@@ -207,7 +211,11 @@ class ChunkEncoder:
                 group.unkept_bytes += len(text.content)
             else:
                 texts.append(text)
-        for text, ids in zip(texts, self._encode(checker, texts), strict=True):
+        scores: list[tuple[float, ...]] = [()] * len(texts)
+        if self.scorer is not None and texts:
+            scores = [(score,) for score in self.scorer([text.content for text in texts]).tolist()]
+        encoded = self._encode(checker, texts)
+        for text, ids, score in zip(texts, encoded, scores, strict=True):
             if ids is None:
                 group_of(text.source)
                 continue
@@ -217,10 +225,11 @@ class ChunkEncoder:
             group.token_N.fromlist(ids)
             group.token_N.append(self.entry.eot_id)
             end, size = len(group.token_N), len(text.content)
-            group.document_M.append((end, text.record, chunk.input, size, digest))
+            group.document_M.append((end, text.record, chunk.input, size, digest, *score))
         for group in groups.values():
             group.token_N = np.array(group.token_N, self.entry.token_dtype)
-            group.document_M = np.array(group.document_M, RAW_DOCUMENT_DTYPE)
+            dtype = SCORED_RAW_DTYPE if self.scorer else RAW_DOCUMENT_DTYPE
+            group.document_M = np.array(group.document_M, dtype)
         bad = sorted([*checker.bad, *chunk.bad], key=lambda entry: entry.record or 0)
         counts.update(entry.kind for entry in bad)
         return Encoded(chunk.input, chunk.end, list(groups.values()), bad, counts)

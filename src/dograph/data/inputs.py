@@ -122,7 +122,7 @@ def source_of(path: Path) -> str:
     return parent.name or "text"
 
 
-EMBEDDED = ("demo", "unigram", "bigram")
+EMBEDDED = ("demo", "unigram", "bigram", "junk", "junk@clean", "junk@trusted")
 _LINES = (".jsonl", ".json", ".ndjson")
 _RECORDS = (*_LINES, *(line + archive for line in _LINES for archive in ARCHIVES), ".parquet")
 _TOKENS = (".bin", ".idx")
@@ -130,8 +130,9 @@ _FILES = (*_RECORDS, *_TOKENS)
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB = re.compile(r"(?P<name>[^:@]+)(:(?P<config>[^@]+))?(@(?P<part>.+))?")
 _ALLOWED = (
-    "allowed: demo, unigram, bigram, a recipe name, .jsonl/.json (also .gz, .xz, .zst), .parquet, "
-    "a folder of such files or of text, a saved dataset, hf:NAME, Megatron .bin/.idx, nanoGPT .bin"
+    "allowed: demo, junk, unigram, bigram, a recipe name, .jsonl/.json (also .gz, .xz, .zst), "
+    ".parquet, a folder of such files or of text, a saved dataset, hf:NAME, Megatron .bin/.idx, "
+    "nanoGPT .bin"
 )
 
 
@@ -179,6 +180,8 @@ class Resolver:
         looks_like_hub = _HUB_NAME.fullmatch(spec) and not spec.endswith(_FILES)
         if spec in EMBEDDED:
             yield Input("embedded", spec, split, None)
+            if spec in ("junk", "junk@clean") and split == "train":  # both have the same
+                yield Input("embedded", "junk@validation", "validation", None)
         elif spec in RECIPES:
             hub = RECIPES[spec].hub
             whole = Input("hub", f"hf:{hub}", split, None, hub=(hub, None))

@@ -38,6 +38,7 @@ class PrepareOptions:
     text_field: str = "text"
     source_field: str | None = None
     strata: int = 1
+    toward: tuple[str, ...] = ()  # trusted text
     keep: float = 1.0  # fraction of the training documents
     seed: int = 0
     noise: bool = False  # in the planted corpora
@@ -102,7 +103,7 @@ class PrepareOptions:
 
     def recorded(self) -> dict[str, Value]:
         """The options that decide the result, for the journal and the manifest."""
-        others = ("inputs", "out", "workers", "overwrite", "restart")
+        others = ("inputs", "out", "workers", "overwrite", "restart", "toward")
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in others}
         return given | {
             "validation": " ".join(self.validation) or None,
@@ -110,6 +111,7 @@ class PrepareOptions:
             "vocab_size": self.bpe_vocab_size if self.tokenizer == "bpe" else self.vocab_size,
             "recipe": self.known_corpus.name if self.known_corpus else None,
             "keep": float(self.keep),
+            **({"toward": " ".join(self.toward)} if self.toward else {}),
         }
 
     def refuse_idle(self, inputs: list[Input]) -> None:
@@ -128,6 +130,8 @@ class PrepareOptions:
                 "token: --eot TOKEN": self.eot_id is not None and not is_tokens,
                 f"--keep chooses documents by their text, and {tokens} holds tokens; leave it out, "
                 "or prepare the text that the tokens were made of": self.keep < 1 and is_tokens,
+                f"--toward scores text, and {tokens} holds tokens; leave it out, or prepare the "
+                "text that the tokens were made of": bool(self.toward) and is_tokens,
                 f"--recipe {for_text} NAME=INPUT": self.recipe is not None and is_tokens,
                 f"--source-field {for_text} NAME=INPUT": self.source_field is not None
                 and is_tokens,

@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from dograph.data.formats import Bad, Chunk, Line, Position, RawRow
 from dograph.data.inputs import EMBEDDED, Input, resolve_all, walk
 from dograph.data.options import PrepareOptions
 from dograph.data.tokenizer import TokenizerFile, find_tokenizer, place_tokenizer, train_bpe
+from dograph.data.toward import TextScorer
 from dograph.errors import CorpusError, listed
 from dograph.files import sync_file
 
@@ -42,7 +43,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class PreparationProgress(NamedTuple):
     """How far a preparation is."""
 
-    stage: Literal["training the tokenizer", "encoding", "finishing"]
+    stage: Literal["training the tokenizer", "reading trusted text", "encoding", "finishing"]
     read_bytes: int = 0  # of the inputs, as they are on disk
     total_bytes: int | None = None  # None if unknown
     text_bytes: int = 0
@@ -80,6 +81,7 @@ def prepare(options: PrepareOptions, report: Report = lambda _: None) -> Prepare
                 f"{empty[0]} is empty; leave it out, or pass --bad-records repair to drop it"
             )
         stamps = {f"the input {e.name}": f"{e.split}:{e.source}:{e.stamp}" for e in inputs}
+        stamps |= {f"the trusted text {e.name}": e.stamp for e in trusted_inputs(options)}
         given = None
         if options.tokenizer != "bpe":
             given = find_tokenizer(options.tokenizer)
@@ -154,12 +156,18 @@ class Preparation:
             journal = staging.Journal(**recorded.model_dump(), tokenizer=tokenizer)
             journal.write(self.folder)
         journal.options = recorded.options
+        scorer = None
+        if options.toward:  # also after an interruption: it takes seconds, and is always the same
+            self.report(PreparationProgress("reading trusted text"))
+            sample = (text.encode() for text in sample_texts(options, inputs))
+            scorer = TextScorer.fit(trusted_texts(options), sample)
         self.journal = journal
         self._cut_files()
         if journal.all_read:
             return journal
         chunks = read_chunks(inputs, journal.position, options)
         encoder = encode.ChunkEncoder(options, inputs, journal.tokenizer)
+        encoder.scorer = scorer
         workers = options.workers or os.cpu_count() or 1
         try:
             with closing(encode.encode_in_order(chunks, encoder, workers)) as stream:
@@ -185,7 +193,7 @@ class Preparation:
         for number, output in enumerate(outputs):
             output.stem = folder / f"{number:04d}"
             sizes[output.stem.with_suffix(".tokens")] = output.tokens * itemsize
-            documents = output.documents * encode.RAW_DOCUMENT_DTYPE.itemsize
+            documents = output.documents * output.raw_dtype.itemsize
             sizes[output.stem.with_suffix(".documents")] = documents
         for path, size in sizes.items():
             have = path.stat().st_size if path.exists() else 0
@@ -229,6 +237,7 @@ class Preparation:
                     )
                 stem = self.folder / f"{number:04d}"
                 output = staging.Output(split=group.split, source=group.source, stem=stem)
+                output.scored = bool(self.options.toward)
                 self.journal.outputs.append(output)
             documents = group.document_M.copy()
             documents["end"] += output.tokens
@@ -283,6 +292,23 @@ def sample_texts(options: PrepareOptions, inputs: list[Input]) -> Iterator[str]:
                     break
 
 
+def trusted_inputs(options: PrepareOptions) -> list[Input]:
+    """What --toward names, both splits of what has two; their sources do not matter."""
+    inputs, _ = resolve_all(options.toward, (), labelled=False)
+    for entry in inputs:
+        if entry.is_tokens:
+            raise CorpusError(f"--toward takes text, and {entry.name} holds tokens; give its text")
+    return [replace(entry, source="trusted") for entry in inputs]
+
+
+def trusted_texts(options: PrepareOptions) -> Iterator[bytes]:
+    """The documents that --toward names."""
+    inputs = trusted_inputs(options)
+    for chunk in read_chunks(inputs, Position(), options):
+        checker = encode.Checker(chunk, inputs[chunk.input], options)
+        yield from (text.content for text in checker.texts() if text.content)
+
+
 def read_chunks(inputs: list[Input], start: Position, options: PrepareOptions) -> Iterator[Chunk]:
     """All records of all inputs, in order, from `start` on."""
     for index in range(start.input, len(inputs)):
@@ -325,11 +351,7 @@ def _rows(entry: Input, start: Position, options: PrepareOptions) -> Iterator[Ra
     if place is None:
         from dograph.data import embedded  # here, because most preparations do not need it
 
-        documents = (
-            embedded.demo_documents()
-            if entry.name == "demo"
-            else embedded.planted_documents(entry.name, noise=options.noise, seed=options.seed)
-        )
+        documents = embedded.embedded_documents(entry.name, options.noise, options.seed)
         for source, text in islice(documents, record, None):
             yield RawRow(text, source)
     elif isinstance(place, tuple) or entry.kind == "disk":
@@ -352,5 +374,6 @@ def ensure_corpus(name: str, report: Report = lambda _: None) -> Path:
         return Path(name).resolve()
     folder = Path("data") / name
     if not (folder / MANIFEST).is_file():
-        prepare(PrepareOptions(inputs=(name,), out=folder), report)
+        own: dict[str, Any] = {"toward": ("junk@trusted",), "strata": 8} if name == "junk" else {}
+        prepare(PrepareOptions(inputs=(name,), out=folder, **own), report)
     return folder.resolve()

@@ -24,13 +24,14 @@ import dograph
 from dograph.data.corpus import (
     DOCUMENT_DTYPE,
     MANIFEST,
+    SCORED_DTYPE,
     Manifest,
     Split,
     StratumEntry,
     TokenizerEntry,
 )
 from dograph.data.digests import DIGESTS, write_digests
-from dograph.data.encode import RAW_DOCUMENT_DTYPE
+from dograph.data.encode import RAW_DOCUMENT_DTYPE, SCORED_RAW_DTYPE
 from dograph.data.formats import Position
 from dograph.data.inputs import Input
 from dograph.data.options import STAGING, PrepareOptions, Value
@@ -49,7 +50,7 @@ _BLOCK_DOCUMENTS = 1 << 16
 # the journal counts, and left_out names files that are not read.
 _INDECISIVE = ("bad_records", "left_out")
 # Options that were added later: an older corpus does not record them, and was made with these.
-_ADDED: dict[str, Value] = {"keep": 1.0}
+_ADDED: dict[str, Value] = {"keep": 1.0, "toward": None}
 
 
 class Output(BaseModel):
@@ -62,12 +63,17 @@ class Output(BaseModel):
     bytes: int = 0
     unkept_documents: int = 0  # left out by --keep
     unkept_bytes: int = 0
+    scored: bool = False  # --toward
     stem: Path = Field(default=Path(), exclude=True)  # named after its place in the list
 
+    @property
+    def raw_dtype(self) -> np.dtype:
+        return SCORED_RAW_DTYPE if self.scored else RAW_DOCUMENT_DTYPE
+
     def blocks(self) -> Iterator[np.ndarray]:
-        """The documents, block by block, of RAW_DOCUMENT_DTYPE."""
+        """The documents, block by block, of `raw_dtype`."""
         with open(self.stem.with_suffix(".documents"), "rb") as file:
-            while len(block := np.fromfile(file, RAW_DOCUMENT_DTYPE, _BLOCK_DOCUMENTS)):
+            while len(block := np.fromfile(file, self.raw_dtype, _BLOCK_DOCUMENTS)):
                 yield block
 
 
@@ -218,7 +224,8 @@ def finish(options: PrepareOptions, inputs: list[Input], journal: Journal) -> Ma
                 continue
             tokens, documents = f"{split}/{stem}.bin", f"{split}/{stem}.documents.npy"
             link(output.stem.with_suffix(".tokens"), built / tokens)
-            write_document_index(built / documents, output.blocks(), output.documents)
+            stored = SCORED_DTYPE if output.scored else DOCUMENT_DTYPE
+            write_document_index(built / documents, output.blocks(), output.documents, stored)
             counts = output.model_dump(include={"source", "tokens", "documents", "bytes"})
             files = {"file": tokens, "documents_file": documents}
             sha256 = sha256_of(built / tokens)
@@ -281,7 +288,7 @@ def hold_out(both: list[Output], dtype: np.dtype, folder: Path) -> list[Output]:
     if train.documents and validation.documents:
         return both
     whole = train if train.documents else validation
-    document_D = np.fromfile(whole.stem.with_suffix(".documents"), RAW_DOCUMENT_DTYPE)
+    document_D = np.fromfile(whole.stem.with_suffix(".documents"), whole.raw_dtype)
     hash_D = document_D["hash"]
     if hash_D.min() == hash_D.max():
         return [whole, whole.model_copy(update={"documents": 0})]
@@ -296,7 +303,7 @@ def hold_out(both: list[Output], dtype: np.dtype, folder: Path) -> list[Output]:
         own_D.tofile(stem.with_suffix(".documents"))
         tokens, size = int(own_D["end"][-1]), int(own_D["bytes"].sum(dtype=np.int64))
         counts = {"tokens": tokens, "documents": len(own_D), "bytes": size}
-        sides.append(Output(split=whole.split, source=whole.source, stem=stem, **counts))
+        sides.append(whole.model_copy(update={"stem": stem, **counts}))
     return sides if whole is train else sides[::-1]
 
 
@@ -398,14 +405,16 @@ def file_stems(sources: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def write_document_index(path: Path, blocks: Iterable[np.ndarray], num_documents: int) -> None:
-    """Write an .npy of DOCUMENT_DTYPE from blocks that have its fields, and perhaps more.
+def write_document_index(
+    path: Path, blocks: Iterable[np.ndarray], num: int, dtype: np.dtype = DOCUMENT_DTYPE
+) -> None:
+    """Write an .npy of `num` documents of `dtype`, from blocks that have its fields.
 
     Plain writes, not a memory map: on a full disk they raise an error instead of a signal.
     """
-    descr = np.lib.format.dtype_to_descr(DOCUMENT_DTYPE)
-    header = {"descr": descr, "fortran_order": False, "shape": (num_documents,)}
+    descr = np.lib.format.dtype_to_descr(dtype)
+    header = {"descr": descr, "fortran_order": False, "shape": (num,)}
     with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for block in blocks:
-            file.write(block[list(DOCUMENT_DTYPE.names or ())].astype(DOCUMENT_DTYPE).tobytes())
+            file.write(block[list(dtype.names or ())].astype(dtype).tobytes())

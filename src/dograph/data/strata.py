@@ -2,8 +2,9 @@
 
 A document's features are its token 1- and 2-grams, hashed with signs into F buckets. Spherical
 K-means on a sample of the training documents gives the groups; then every document, training and
-validation, goes to the nearest group of its source. Memory does not grow with the corpus:
-documents are copied one by one, and their groups are kept in a file.
+validation, goes to the nearest group of its source. With --toward the groups are quantiles of the
+documents' scores instead. Memory does not grow with the corpus: documents are copied one by one,
+and their groups are kept in a file.
 
 Shapes: D documents, F features, K groups, N tokens, V vocabulary.
 """
@@ -12,13 +13,14 @@ import logging
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from dograph.data.corpus import Manifest, StratumEntry, StratumTokens
+from dograph.data.corpus import SCORED_DTYPE, Manifest, StratumEntry, StratumTokens
 from dograph.data.sampler import mix64
 from dograph.data.staging import COPY_TOKENS, copy_documents, corpus_files, write_document_index
 from dograph.data.tokenizer import token_bytes
@@ -45,27 +47,65 @@ class Groups:
     centre_KF: np.ndarray  # unit vectors
 
     def assign(self, stratum: StratumTokens) -> np.ndarray:
-        """The nearest group of every document, (D,), in a temporary file; ties: the lower index."""
-        num_documents = stratum.entry.documents
-        with tempfile.TemporaryFile(dir=stratum.directory) as file:
-            # A full disk must raise an error here, not a signal when the map is written to.
-            if hasattr(os, "posix_fallocate"):  # not on macOS
-                os.posix_fallocate(file.fileno(), 0, 4 * num_documents)
-            label_D = np.memmap(file, dtype=np.int32, mode="w+", shape=(num_documents,))
-        for chunk_D in chunks(num_documents):
+        """The nearest group of every document, (D,); ties: the lower index."""
+
+        def nearest(chunk_D: np.ndarray) -> np.ndarray:
             unit_DF = _unit(ngram_features(stratum, chunk_D, self.salt) - self.mean_F)
-            label_D[chunk_D] = (unit_DF @ self.centre_KF.T).argmax(axis=1)
-        return label_D
+            group_D: np.ndarray = (unit_DF @ self.centre_KF.T).argmax(axis=1)
+            return group_D
+
+        return _labelled(stratum, nearest)
+
+
+def score_quantiles(stratum: StratumTokens, num_groups: int, seed: int) -> np.ndarray:
+    """The lowest score, ascending, of all but the lowest of at most `num_groups` groups.
+
+    The groups have about equally many tokens, and none is empty.
+    """
+    sample_D = _sample(stratum, seed)
+    start_D, end_D = spans(stratum, sample_D)
+    score_D = stratum.documents["score"][sample_D]
+    order_D = np.argsort(score_D, kind="stable")
+    until_D = (end_D - start_D)[order_D].cumsum()
+    wanted = until_D[-1] * np.arange(1, num_groups) / num_groups
+    least = np.unique(score_D[order_D][np.searchsorted(until_D, wanted)])
+    above: np.ndarray = least[least > score_D.min()]
+    return above
+
+
+def assign_by_score(least: np.ndarray, stratum: StratumTokens) -> np.ndarray:
+    """The group of every document, (D,); group 0 has the highest scores."""
+    score_D = stratum.documents["score"]
+    return _labelled(stratum, lambda own_D: (score_D[own_D, None] < least).sum(axis=1))
+
+
+def _labelled(stratum: StratumTokens, group_of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """The group of every document, (D,), in a temporary file."""
+    num_documents = stratum.entry.documents
+    with tempfile.TemporaryFile(dir=stratum.directory) as file:
+        # A full disk must raise an error here, not a signal when the map is written to.
+        if hasattr(os, "posix_fallocate"):  # not on macOS
+            os.posix_fallocate(file.fileno(), 0, 4 * num_documents)
+        label_D = np.memmap(file, dtype=np.int32, mode="w+", shape=(num_documents,))
+    for chunk_D in chunks(num_documents):
+        label_D[chunk_D] = group_of(chunk_D)
+    return label_D
+
+
+def _sample(stratum: StratumTokens, seed: int) -> np.ndarray:
+    """The documents to fit groups on: all, or SAMPLE_DOCUMENTS drawn without replacement."""
+    num_documents = stratum.entry.documents
+    if num_documents <= SAMPLE_DOCUMENTS:
+        return np.arange(num_documents)
+    rng = stream(seed, "strata", "sample", stratum.entry.source)
+    return np.sort(rng.choice(num_documents, SAMPLE_DOCUMENTS, replace=False))
 
 
 def find_groups(stratum: StratumTokens, num_groups: int, seed: int) -> Groups:
     """At most `num_groups` groups, and no more than there are documents."""
     source, num_documents = stratum.entry.source, stratum.entry.documents
     salt = key64(seed, "strata", "hash")
-    sample_D = np.arange(min(num_documents, SAMPLE_DOCUMENTS))
-    if num_documents > SAMPLE_DOCUMENTS:
-        rng = stream(seed, "strata", "sample", source)
-        sample_D = np.sort(rng.choice(num_documents, SAMPLE_DOCUMENTS, replace=False))
+    sample_D = _sample(stratum, seed)
     feature_DF = np.concatenate(
         [ngram_features(stratum, sample_D[chunk_D], salt) for chunk_D in chunks(len(sample_D))]
     )
@@ -159,8 +199,9 @@ def _unit(vector_DF: np.ndarray) -> np.ndarray:
 def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed: int) -> Manifest:
     """Divide every source of a built corpus into at most `num_strata` strata, none empty.
 
-    They are named "<source>/0", "<source>/1" and so on, by decreasing number of training tokens.
-    Their files are new; the manifest no longer names those of whole sources.
+    They are named "<source>/0", "<source>/1" and so on, by decreasing number of training tokens,
+    or by decreasing score (--toward). Their files are new; the manifest no longer names those of
+    whole sources.
     """
     for entry in (*manifest.train, *manifest.validation):
         names = {name for group in range(num_strata) for name in _new_files(entry, group)}
@@ -177,11 +218,17 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
     new_validation: list[StratumEntry] = []
     for entry in manifest.train:
         stratum = StratumTokens(directory, entry)
-        label_D, groups = _ranked_by_size(stratum, find_groups(stratum, num_strata, seed))
+        assign: Callable[[StratumTokens], np.ndarray]
+        if stratum.documents.dtype == SCORED_DTYPE:
+            assign = partial(assign_by_score, score_quantiles(stratum, num_strata, seed))
+            label_D = assign(stratum)
+        else:
+            label_D, groups = _ranked_by_size(stratum, find_groups(stratum, num_strata, seed))
+            assign = groups.assign
         new_train += _write_strata(stratum, label_D, bytes_V)
         if entry.source in validation:
             stratum = StratumTokens(directory, validation.pop(entry.source))
-            new_validation += _write_strata(stratum, groups.assign(stratum), bytes_V)
+            new_validation += _write_strata(stratum, assign(stratum), bytes_V)
     new_validation += validation.values()  # of sources without training text to fit groups on
     return manifest.model_copy(update={"train": new_train, "validation": new_validation})
 
@@ -224,7 +271,9 @@ def _write_strata(
         members = ((spans(stratum, own_D)[0], stratum.documents[own_D]) for own_D in own)
         with open(directory / file, "wb") as output:
             copied = copy_documents(output, token_N, members)
-            write_document_index(directory / documents_file, copied, num_documents)
+            write_document_index(
+                directory / documents_file, copied, num_documents, stratum.documents.dtype
+            )
             num_tokens = output.tell() // token_N.itemsize
         num_bytes = None
         if bytes_V is not None:

@@ -26,6 +26,7 @@ from dograph.domains.scopes import closeness
 from dograph.errors import ConfigError, CorpusError
 from dograph.eval.evaluate import find_subject
 from dograph.eval.scores import Report
+from dograph.eval.toward import GroupHelp, ScoredRow, TrustedText
 from dograph.files import write_json
 from dograph.models.build import build_model, load_model
 from dograph.models.loss import PerSampleLoss
@@ -54,6 +55,7 @@ class InspectRequest:
     seed: int = 0
     device: str = "auto"
     exclude: tuple[str, ...] = ()
+    toward: tuple[str, ...] = ()  # trusted text
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ class Inspection:
     graph: DomainGraph
     examples: list[NearestSample]
     notes: list[str]
+    toward: list[GroupHelp]  # sources and strata, most helpful for the trusted text first
+    scored: list[ScoredRow]  # those most and least like it
 
     def save(self, folder: Path) -> None:
         """Write inspection.json, and the graph in every format."""
@@ -108,7 +112,14 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
     named = [corpus.sources[block.source] for block in blocks]
     sources = [source for source in corpus.sources if source in named]
     source_N = torch.tensor([sources.index(source) for source in named])
-    loss_N, sketch_NK = sketched(model, blocks, request, report)
+    trusted = TrustedText(request.toward, corpus, blocks) if request.toward else None
+    token_NT = torch.from_numpy(np.stack([block.tokens() for block in blocks]))
+    loss_N, sketch_NK = sketched(model, token_NT, request, report)
+    helped: list[GroupHelp] = []
+    if trusted is not None:
+        _, trusted_MK = sketched(model, trusted.rows(seq_len, request.rows), request, report)
+        helped, toward_notes = trusted.groups(sketch_NK, trusted_MK)
+        row_notes += toward_notes
     report("comparing sources", 0, 0)
     pairs = _compared(sketch_NK, source_N, sources, max(999, 10 * len(sources) ** 2), request.seed)
     label_N, direction_NK = perceived(sketch_NK, request.domains, request.seed)
@@ -129,6 +140,8 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
         graph=build_graph(domains, None, label_N, source_N, sources, step=0),
         examples=_examples(corpus, blocks, label_N, direction_NK, request.domains),
         notes=[*notes, *row_notes],
+        toward=helped,
+        scored=trusted.ranked() if trusted else [],
     )
 
 
@@ -163,8 +176,8 @@ def choose_rows(
     corpus: Corpus, seq_len: int, request: InspectRequest
 ) -> tuple[Split, list[Block], list[str]]:
     """Rows of one split, two or more from each source that has them, and notes for the reader."""
-    split: Split = "validation"
-    for split in ("validation", "train"):
+    splits: tuple[Split, ...] = ("validation", "train")
+    for split in splits[1:] if request.toward else splits:  # train is what would be drawn
         have = blocks_by_source(corpus, split, seq_len)
         usable = [source for source, count in have.items() if count >= 2]
         if len(usable) >= min(2, len(have)):
@@ -187,10 +200,8 @@ def choose_rows(
         )
     notes = []
     if split == "train":
-        notes.append(
-            "rows are from training text, which the model may have seen: the validation text is "
-            f"too short for rows of {seq_len} tokens"
-        )
+        why = "" if request.toward else ": the validation text is too short for rows of that length"
+        notes.append(f"rows are from training text, which the model may have seen{why}")
     left_out = {source: num for source, num in have.items() if source not in usable}
     for source, num in left_out.items():
         notes.append(f"{source} is left out: {num} rows of {seq_len} tokens ({split} text)")
@@ -198,18 +209,17 @@ def choose_rows(
 
 
 def sketched(
-    model: PerSampleLoss, blocks: list[Block], request: InspectRequest, report: Report
+    model: PerSampleLoss, token_NT: Tensor, request: InspectRequest, report: Report
 ) -> tuple[Tensor, Tensor]:
     """Loss and sketch of each row."""
     sketcher = Sketcher(model, mode="twopass", seed=request.seed, exclude=request.exclude)
-    token_NT = torch.from_numpy(np.stack([block.tokens() for block in blocks]))
     at_once = max(1, TOKENS_AT_ONCE // token_NT.shape[1])
     losses, sketches, done = [], [], 0
     for loss_b, sketch_bK in sketch_rows(sketcher, token_NT, at_once=at_once):
         losses.append(loss_b.cpu())
         sketches.append(sketch_bK.float().cpu())
         done += len(loss_b)
-        report("sketching", done, len(blocks))
+        report("sketching", done, len(token_NT))
     return torch.cat(losses), torch.cat(sketches)
 
 

@@ -59,6 +59,10 @@ class Lab(Protocol):
     proxy_steps: int  # of a proxy, unless its settings say otherwise
 
     @property
+    def scores(self) -> Mapping[str, float]:
+        """Of strata, towards trusted text (see DSIR); empty without --toward."""
+
+    @property
     def parameters(self) -> int:
         """Parameters of the run's model, without embeddings."""
 

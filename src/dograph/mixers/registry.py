@@ -33,6 +33,7 @@ MIXERS = {
     "scheduled": "dograph.mixers.fixed:Scheduled",
     "unimax": "dograph.mixers.fixed:UniMax",
     "domain2vec": "dograph.mixers.domain2vec:Domain2Vec",
+    "dsir": "dograph.mixers.dsir:DSIR",
     "dynamic-loss": "dograph.mixers.dynamic_loss:DynamicLoss",
     "group-dro": "dograph.mixers.group_dro:GroupDRO",
     "ado": "dograph.mixers.ado:ADO",

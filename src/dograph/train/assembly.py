@@ -101,6 +101,11 @@ class CorpusLab:
         self.proxy_steps = self.steps  # there are none
 
     @property
+    def scores(self) -> Mapping[str, float]:
+        """Read from the corpus only when needed."""
+        return self.corpus.scores()
+
+    @property
     def parameters(self) -> int:
         """Of the run's model; computed when needed, as building its shape takes a moment."""
         return inner_parameters(open_shape(self.target, self.corpus).model)

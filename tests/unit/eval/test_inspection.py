@@ -64,6 +64,7 @@ def test_only_sources_that_differ_are_told_apart(found):
     )
     assert "tiny is left out: 0 rows of 16 tokens (validation text)" in found.notes
     assert any("untrained" in note for note in found.notes)
+    assert found.toward == found.scored == []
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,8 @@ def sketched(request_):
     corpus = Corpus(request_.corpus)
     model, seq_len, _ = open_subject(request_, corpus)
     _, blocks, _ = choose_rows(corpus, seq_len, request_)
-    loss_N, sketch_NK = inspect.sketched(model, blocks, request_, lambda *_: None)
+    token_NT = torch.from_numpy(np.stack([block.tokens() for block in blocks]))
+    loss_N, sketch_NK = inspect.sketched(model, token_NT, request_, lambda *_: None)
     source_N = np.array([corpus.sources[block.source] for block in blocks])
     return model, blocks, source_N, loss_N, sketch_NK
 
