@@ -91,12 +91,9 @@ def prepare(options: PrepareOptions, report: Report = lambda _: None) -> Prepare
         if manifest is not None:
             if options.staging.is_dir():  # left over from a kill after the manifest was written
                 with staging.lock(options.staging):
-                    journal = staging.Journal.read(options.staging)
-                    if journal is None or journal.fingerprint == recorded.fingerprint:
-                        staging.clear(options.staging)
+                    staging.clear(options.staging)
             return Prepared(manifest, already=True)
         with staging.lock(options.staging):
-            staging.remove_replaced(options.staging, options.out)
             if any(entry.is_tokens for entry in inputs):
                 manifest = prepare_external(options, inputs, given, recorded)
             else:
@@ -191,7 +188,7 @@ class Preparation:
             have = path.stat().st_size if path.exists() else 0
             if have < size:
                 raise CorpusError(
-                    f"{path} should hold {size} bytes, found {have}; start over with --restart"
+                    f"{path} should hold {size} bytes, found {have}; delete {folder} to start over"
                 )
             if have > size:
                 os.truncate(path, size)

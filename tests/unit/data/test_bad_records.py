@@ -93,7 +93,7 @@ def test_an_empty_source_is_refused_by_name_or_dropped(tmp_path, tokenizer, cont
     (tmp_path / "hollow.jsonl").write_bytes(content)
     with pytest.raises(CorpusError, match="hollow"):
         prepare(tmp_path / "out", good, tmp_path / "hollow.jsonl", tokenizer=tokenizer)
-    options = {"tokenizer": tokenizer, "bad_records": "repair", "restart": True}
+    options = {"tokenizer": tokenizer, "bad_records": "repair"}
     manifest = prepare(tmp_path / "out", good, tmp_path / "hollow.jsonl", **options).manifest
     assert {entry.source for entry in manifest.train} == {"good"}
     assert manifest.repairs["empty source"] == 1
