@@ -3,7 +3,7 @@
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -41,6 +41,7 @@ class RawRow(NamedTuple):
     text: object  # str, or bytes that still have to be decoded
     source: object
     file: str | None = None  # if every record is a file of its own
+    consumed: int | None = None  # as in Line; None: as many bytes as its text
 
 
 class Line(NamedTuple):
@@ -197,6 +198,7 @@ def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[RawRow | Ba
             path, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
         )
         num_rows = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        row_bytes = path.stat().st_size / max(sum(num_rows), 1)  # on disk: compressed
         columns = find_columns(list(file.schema_arrow.names), fields)
     except broken as error:
         num_rows, columns = [], damaged("the file cannot be read", error, None, 0)
@@ -211,7 +213,7 @@ def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[RawRow | Ba
             if row < begin + rows:
                 for piece in _rows(file, group, columns, fields, skip=row - begin):
                     row += 1
-                    yield piece
+                    yield piece._replace(consumed=int(row * row_bytes))
         except broken as error:
             yield damaged(f"row group {group} is damaged", error, row, begin + rows - row)
         begin += rows
@@ -252,14 +254,6 @@ def find_columns(names: list[str], fields: Fields) -> Fields | Bad:
             what = f"there is no column for the field {path!r}; {did_you_mean(path, names)}"
             return Bad(None, "missing field", what, "leaves the file out")
     return Fields(columns[0] or "", columns[1])
-
-
-def bytes_per_row(path: Path) -> float:
-    """Bytes on disk per row of a parquet file; its whole size if it cannot be read."""
-    pyarrow, num_rows = require("pyarrow", "corpus"), 0
-    with suppress(pyarrow.ArrowException, OSError):
-        num_rows = require("pyarrow.parquet", "corpus").read_metadata(path).num_rows
-    return path.stat().st_size / max(num_rows, 1)
 
 
 @contextmanager

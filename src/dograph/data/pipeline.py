@@ -295,9 +295,6 @@ def _chunks(entry: Input, start: Position, options: PrepareOptions) -> Iterator[
     rows: list[RawRow | Line] = []
     bad: list[Bad] = []
     first, size, at = start.record, 0, start
-    # tables are compressed; rows of other kinds are on disk as they are
-    path = entry.path if entry.kind == "parquet" else None
-    row_bytes = None if path is None else formats.bytes_per_row(path)
     for row in _rows(entry, start, options):
         if isinstance(row, Bad):
             bad.append(row)
@@ -305,13 +302,12 @@ def _chunks(entry: Input, start: Position, options: PrepareOptions) -> Iterator[
             ends = row.lost > 0  # the rows of a chunk are numbered without a gap
         else:
             rows.append(row)
-            text = row.content if isinstance(row, Line) else row.text
+            text, offset = (row.content, row.end) if isinstance(row, Line) else (row.text, 0)
             length = len(text) if isinstance(text, str | bytes) else 0
-            size, at = size + length, Position(start.input, at.record + 1, 0, at.consumed + length)
-            at = at._replace(offset=row.end, consumed=row.consumed) if isinstance(row, Line) else at
+            consumed = at.consumed + length if row.consumed is None else row.consumed
+            size, at = size + length, Position(start.input, at.record + 1, offset, consumed)
             ends = size >= formats.CHUNK_BYTES or len(rows) >= _CHUNK_ROWS
         if ends:
-            at = at._replace(consumed=int(at.record * row_bytes)) if row_bytes else at
             yield Chunk(start.input, first, rows, at, bad)
             rows, bad, first, size = [], [], at.record, 0
     yield Chunk(start.input, first, rows, Position(start.input + 1), bad)
