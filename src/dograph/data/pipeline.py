@@ -12,7 +12,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -134,7 +134,6 @@ class Preparation:
         self.sizes = [entry.size for entry in inputs]
         self.total_bytes = None if None in self.sizes else sum(size or 0 for size in self.sizes)
         self._committed = time.monotonic()
-        self._writing = False
         self._unsynced: set[Path] = set()
 
     def run(self, given: TokenizerFile | None, recorded: staging.Recorded) -> staging.Journal:
@@ -153,21 +152,13 @@ class Preparation:
         journal.options = recorded.options
         self.journal = journal
         self._cut_files()
-        if journal.all_read:
-            return journal
         chunks = read_chunks(inputs, journal.position, options)
         encoder = encode.ChunkEncoder(options, inputs, journal.tokenizer)
         workers = options.workers or os.cpu_count() or 1
-        try:
-            with closing(encode.encode_in_order(chunks, encoder, workers)) as stream:
-                for encoded in stream:
-                    self.write(encoded)
-                    self.report(self._progress())
-        except BaseException:
-            with suppress(OSError):  # on a full disk the last commit stays valid
-                self.commit()
-            raise
-        journal.all_read = True
+        with closing(encode.encode_in_order(chunks, encoder, workers)) as stream:
+            for encoded in stream:
+                self.write(encoded)
+                self.report(self._progress())
         self.commit()
         return journal
 
@@ -194,8 +185,7 @@ class Preparation:
                 os.truncate(path, size)
 
     def write(self, encoded: encode.Encoded) -> None:
-        """Append a chunk; if interrupted half-way, the last commit stays valid."""
-        self._writing = True
+        """Append a chunk; whatever interrupts it, the last commit stays valid."""
         journal, entry = self.journal, self.inputs[encoded.input]
         listing = b""
         for bad in encoded.bad:
@@ -207,7 +197,6 @@ class Preparation:
         journal.repairs = dict(encoded.counts + Counter(journal.repairs))
         journal.repairs_bytes += len(listing)
         journal.position = encoded.end
-        self._writing = False
         if time.monotonic() - self._committed >= COMMIT_SECONDS:
             self.commit()
 
@@ -243,9 +232,7 @@ class Preparation:
         self._unsynced.add(path)
 
     def commit(self) -> None:
-        """Put everything written so far on disk for good, unless a chunk is half written."""
-        if self._writing:
-            return
+        """Put everything written so far on disk for good."""
         for path in sorted(self._unsynced):  # before the journal counts on them
             sync_file(path)
         self._unsynced.clear()

@@ -92,7 +92,6 @@ class Journal(Recorded):
     outputs: list[Output] = []
     repairs: dict[str, int] = {}
     repairs_bytes: int = 0  # length of repairs.jsonl
-    all_read: bool = False
 
     @classmethod
     def read(cls, staging: Path) -> "Journal | None":

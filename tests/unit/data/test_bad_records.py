@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dograph.data import formats
+from dograph.data import formats, pipeline
 from dograph.errors import CorpusError
 from text_inputs import (
     COMPRESS,
@@ -74,6 +74,7 @@ def test_a_cut_archive_is_refused_with_its_place(tmp_path, tokenizer, suffix):
 
 def test_a_refused_preparation_goes_on_under_repair(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(formats, "CHUNK_BYTES", 500)
+    monkeypatch.setattr(pipeline, "COMMIT_SECONDS", 0.0)
     good = write_jsonl(tmp_path / "a.jsonl", [text(n) for n in range(50)])
     bad = tmp_path / "b.jsonl"
     bad.write_bytes(lines([{"text": "b"}]) + b"{\n")
