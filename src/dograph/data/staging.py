@@ -198,17 +198,16 @@ def clear(staging: Path) -> None:
 
 def finish(options: PrepareOptions, inputs: list[Input], journal: Journal) -> Manifest:
     """Build the corpus from what has been written, and publish it."""
-    built, spare = options.staging / "finished", options.staging / "moved"
-    for folder in (built, spare):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+    built = options.staging / "finished"
+    shutil.rmtree(built, ignore_errors=True)
+    built.mkdir()
     by_source, num_empty = _by_source(options, inputs, journal.outputs)
     dtype = journal.tokenizer.token_dtype
     entries: dict[Split, list[StratumEntry]] = {split: [] for split in SPLITS}
     for source, stem in file_stems(by_source).items():
         both = by_source[source]
         if options.held_out(inputs):
-            both = hold_out(both, np.dtype(dtype), spare)
+            both = hold_out(both, np.dtype(dtype), built)
         for split, output in zip(SPLITS, both, strict=True):
             if not output.documents:
                 continue
