@@ -15,6 +15,8 @@ CHUNK_BYTES = 1 << 20
 # A longer record is a mistake (a file without line ends), not a document.
 MAX_RECORD_BYTES = 256 << 20
 READ_BYTES = 64 << 10
+# Of an archive at a time: few enough that a highly compressed one never fills the memory.
+_ARCHIVE_BYTES = 4096
 # Files made with `zstd --long` need a window of up to 2 GiB.
 _DECODERS: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(wbits=31),
@@ -112,38 +114,24 @@ def read_blocks(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
 
 
 def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
-    """The content of all streams of an archive, in pieces: damage loses only the last one.
-
-    The pieces are bounded, so that a highly compressed archive never fills the memory.
-    """
-    compressed = file.read(READ_BYTES)
+    """The content of all streams of an archive, in pieces: damage loses only the last one."""
+    compressed = file.read(_ARCHIVE_BYTES)
     while compressed:
         decoder = _DECODERS[suffix]()
         while not decoder.eof:
+            if not compressed:
+                raise BrokenArchiveError("the archive ends too early, it was cut off")
             try:
-                if suffix == ".zst":  # its output has no bound, so its input gets one
-                    content = decoder.decompress(compressed[:4096])
-                    compressed = compressed[4096:]
-                else:
-                    content = decoder.decompress(compressed, READ_BYTES)
-                    # at the end of a stream the tail is also in unused_data
-                    is_used = suffix == ".xz" or decoder.eof
-                    compressed = b"" if is_used else decoder.unconsumed_tail
+                content = decoder.decompress(compressed)
             except Exception as error:  # every library has its own
                 raise BrokenArchiveError(f"the archive is damaged ({error})") from error
-            if content:
-                yield content
-            elif not compressed and not decoder.eof:
-                compressed = file.read(READ_BYTES)
-                if not compressed:
-                    raise BrokenArchiveError("the archive ends too early, it was cut off")
-        compressed = decoder.unused_data + compressed
+            for at in range(0, len(content), READ_BYTES):
+                yield content[at : at + READ_BYTES]
+            compressed = decoder.unused_data if decoder.eof else file.read(_ARCHIVE_BYTES)
         # xz pads with zeros between streams, tape archivers after the last one
-        while not compressed.strip(b"\0"):
-            compressed = file.read(READ_BYTES)
-            if not compressed:
+        while not (compressed := compressed.lstrip(b"\0")):
+            if not (compressed := file.read(_ARCHIVE_BYTES)):
                 return
-        compressed = compressed.lstrip(b"\0")
 
 
 def read_lines(path: Path, start: Position) -> Iterator[Line | Bad]:
