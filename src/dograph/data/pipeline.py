@@ -165,10 +165,8 @@ class Preparation:
     def _cut_files(self) -> None:
         """Remove what was written after the journal was."""
         folder, outputs = self.folder, self.journal.outputs
-        for path in (*folder.glob("*.tokens"), *folder.glob("*.documents")):
-            if int(path.stem) >= len(outputs):
-                path.unlink()
-        sizes = {folder / staging.REPAIRS: self.journal.repairs_bytes}
+        sizes = dict.fromkeys((*folder.glob("*.tokens"), *folder.glob("*.documents")), 0)
+        sizes[folder / staging.REPAIRS] = self.journal.repairs_bytes
         itemsize = np.dtype(self.journal.tokenizer.token_dtype).itemsize
         for number, output in enumerate(outputs):
             output.stem = folder / f"{number:04d}"
