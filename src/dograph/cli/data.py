@@ -69,8 +69,6 @@ def prepare(
         "refuse", "refuse: stop at the first one; repair: repair or skip them"
     ),
     workers: int | None = option(None, "encoding threads (default: one per core)"),
-    overwrite: bool = option(False, "replace another corpus in --out", "--overwrite"),
-    restart: bool = option(False, "discard an unfinished preparation in --out", "--restart"),
 ) -> None:
     """Turn text into a corpus: memory-mapped tokens per source, and a manifest."""
     from dograph.data import pipeline

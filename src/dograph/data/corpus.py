@@ -78,7 +78,9 @@ class Manifest(BaseModel, extra="forbid", frozen=True):
         try:
             return cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
-            raise CorpusError(f"{path} is damaged: {error}. Prepare the corpus again.") from error
+            raise CorpusError(
+                f"{path} is damaged: {error}. Delete {directory} and prepare the corpus again"
+            ) from error
 
     def write(self, directory: Path) -> None:
         write_json(directory / MANIFEST, self.model_dump())

@@ -3,7 +3,7 @@
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -15,6 +15,8 @@ CHUNK_BYTES = 1 << 20
 # A longer record is a mistake (a file without line ends), not a document.
 MAX_RECORD_BYTES = 256 << 20
 READ_BYTES = 64 << 10
+# Of an archive at a time: few enough that a highly compressed one never fills the memory.
+_ARCHIVE_BYTES = 4096
 # Files made with `zstd --long` need a window of up to 2 GiB.
 _DECODERS: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(wbits=31),
@@ -41,6 +43,7 @@ class RawRow(NamedTuple):
     text: object  # str, or bytes that still have to be decoded
     source: object
     file: str | None = None  # if every record is a file of its own
+    consumed: int | None = None  # as in Line; None: as many bytes as its text
 
 
 class Line(NamedTuple):
@@ -111,38 +114,24 @@ def read_blocks(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
 
 
 def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
-    """The content of all streams of an archive, in pieces: damage loses only the last one.
-
-    The pieces are bounded, so that a highly compressed archive never fills the memory.
-    """
-    compressed = file.read(READ_BYTES)
+    """The content of all streams of an archive, in pieces: damage loses only the last one."""
+    compressed = file.read(_ARCHIVE_BYTES)
     while compressed:
         decoder = _DECODERS[suffix]()
         while not decoder.eof:
+            if not compressed:
+                raise BrokenArchiveError("the archive ends too early, it was cut off")
             try:
-                if suffix == ".zst":  # its output has no bound, so its input gets one
-                    content = decoder.decompress(compressed[:4096])
-                    compressed = compressed[4096:]
-                else:
-                    content = decoder.decompress(compressed, READ_BYTES)
-                    # at the end of a stream the tail is also in unused_data
-                    is_used = suffix == ".xz" or decoder.eof
-                    compressed = b"" if is_used else decoder.unconsumed_tail
+                content = decoder.decompress(compressed)
             except Exception as error:  # every library has its own
                 raise BrokenArchiveError(f"the archive is damaged ({error})") from error
-            if content:
-                yield content
-            elif not compressed and not decoder.eof:
-                compressed = file.read(READ_BYTES)
-                if not compressed:
-                    raise BrokenArchiveError("the archive ends too early, it was cut off")
-        compressed = decoder.unused_data + compressed
+            for at in range(0, len(content), READ_BYTES):
+                yield content[at : at + READ_BYTES]
+            compressed = decoder.unused_data if decoder.eof else file.read(_ARCHIVE_BYTES)
         # xz pads with zeros between streams, tape archivers after the last one
-        while not compressed.strip(b"\0"):
-            compressed = file.read(READ_BYTES)
-            if not compressed:
+        while not (compressed := compressed.lstrip(b"\0")):
+            if not (compressed := file.read(_ARCHIVE_BYTES)):
                 return
-        compressed = compressed.lstrip(b"\0")
 
 
 def read_lines(path: Path, start: Position) -> Iterator[Line | Bad]:
@@ -197,6 +186,7 @@ def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[RawRow | Ba
             path, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
         )
         num_rows = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        row_bytes = path.stat().st_size / max(sum(num_rows), 1)  # on disk: compressed
         columns = find_columns(list(file.schema_arrow.names), fields)
     except broken as error:
         num_rows, columns = [], damaged("the file cannot be read", error, None, 0)
@@ -211,7 +201,7 @@ def read_parquet(path: Path, start: int, fields: Fields) -> Iterator[RawRow | Ba
             if row < begin + rows:
                 for piece in _rows(file, group, columns, fields, skip=row - begin):
                     row += 1
-                    yield piece
+                    yield piece._replace(consumed=int(row * row_bytes))
         except broken as error:
             yield damaged(f"row group {group} is damaged", error, row, begin + rows - row)
         begin += rows
@@ -252,14 +242,6 @@ def find_columns(names: list[str], fields: Fields) -> Fields | Bad:
             what = f"there is no column for the field {path!r}; {did_you_mean(path, names)}"
             return Bad(None, "missing field", what, "leaves the file out")
     return Fields(columns[0] or "", columns[1])
-
-
-def bytes_per_row(path: Path) -> float:
-    """Bytes on disk per row of a parquet file; its whole size if it cannot be read."""
-    pyarrow, num_rows = require("pyarrow", "corpus"), 0
-    with suppress(pyarrow.ArrowException, OSError):
-        num_rows = require("pyarrow.parquet", "corpus").read_metadata(path).num_rows
-    return path.stat().st_size / max(num_rows, 1)
 
 
 @contextmanager

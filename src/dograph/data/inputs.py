@@ -127,7 +127,6 @@ _LINES = (".jsonl", ".json", ".ndjson")
 _RECORDS = (*_LINES, *(line + archive for line in _LINES for archive in ARCHIVES), ".parquet")
 _TOKENS = (".bin", ".idx")
 _FILES = (*_RECORDS, *_TOKENS)
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB = re.compile(r"(?P<name>[^:@]+)(:(?P<config>[^@]+))?(@(?P<part>.+))?")
 _ALLOWED = (
     "allowed: demo, junk, unigram, bigram, a recipe name, .jsonl/.json (also .gz, .xz, .zst), "
@@ -176,8 +175,6 @@ class Resolver:
             named = replace(self, labelled=False)
             yield from (replace(entry, source=name) for entry in named.find(rest, split))
             return
-        # a name such as user/dataset; it is a path if the folder user/ exists here
-        looks_like_hub = _HUB_NAME.fullmatch(spec) and not spec.endswith(_FILES)
         if spec in EMBEDDED:
             yield Input("embedded", spec, split, None)
             if spec in ("junk", "junk@clean") and split == "train":  # both have the same
@@ -187,7 +184,7 @@ class Resolver:
             whole = Input("hub", f"hf:{hub}", split, None, hub=(hub, None))
             into: Mapping[str, Split | None] = {RECIPES[spec].validation: "validation"}
             yield from self._divided(whole, {"train": "train", **into})
-        elif spec.startswith("hf:") or (looks_like_hub and not path.parent.exists()):
+        elif spec.startswith("hf:"):
             spec = spec.removeprefix("hf:")
             match = _HUB.fullmatch(spec)
             if match is None:

@@ -44,8 +44,6 @@ class PrepareOptions:
     noise: bool = False  # in the planted corpora
     bad_records: Literal["refuse", "repair"] = "refuse"
     workers: int | None = None
-    overwrite: bool = False
-    restart: bool = False
 
     def __post_init__(self) -> None:
         held_out, recipe, workers = self.held_out([]), self.recipe, self.workers
@@ -103,7 +101,7 @@ class PrepareOptions:
 
     def recorded(self) -> dict[str, Value]:
         """The options that decide the result, for the journal and the manifest."""
-        others = ("inputs", "out", "workers", "overwrite", "restart", "toward")
+        others = ("inputs", "out", "workers", "toward")
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in others}
         return given | {
             "validation": " ".join(self.validation) or None,

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -93,12 +93,9 @@ def prepare(options: PrepareOptions, report: Report = lambda _: None) -> Prepare
         if manifest is not None:
             if options.staging.is_dir():  # left over from a kill after the manifest was written
                 with staging.lock(options.staging):
-                    journal = staging.Journal.read(options.staging)
-                    if journal is None or journal.fingerprint == recorded.fingerprint:
-                        staging.clear(options.staging)
+                    staging.clear(options.staging)
             return Prepared(manifest, already=True)
         with staging.lock(options.staging):
-            staging.remove_replaced(options.staging, options.out)
             if any(entry.is_tokens for entry in inputs):
                 manifest = prepare_external(options, inputs, given, recorded)
             else:
@@ -139,7 +136,6 @@ class Preparation:
         self.sizes = [entry.size for entry in inputs]
         self.total_bytes = None if None in self.sizes else sum(size or 0 for size in self.sizes)
         self._committed = time.monotonic()
-        self._writing = False
         self._unsynced: set[Path] = set()
 
     def run(self, given: TokenizerFile | None, recorded: staging.Recorded) -> staging.Journal:
@@ -163,32 +159,22 @@ class Preparation:
             scorer = TextScorer.fit(trusted_texts(options), sample)
         self.journal = journal
         self._cut_files()
-        if journal.all_read:
-            return journal
         chunks = read_chunks(inputs, journal.position, options)
         encoder = encode.ChunkEncoder(options, inputs, journal.tokenizer)
         encoder.scorer = scorer
         workers = options.workers or os.cpu_count() or 1
-        try:
-            with closing(encode.encode_in_order(chunks, encoder, workers)) as stream:
-                for encoded in stream:
-                    self.write(encoded)
-                    self.report(self._progress())
-        except BaseException:
-            with suppress(OSError):  # on a full disk the last commit stays valid
-                self.commit()
-            raise
-        journal.all_read = True
+        with closing(encode.encode_in_order(chunks, encoder, workers)) as stream:
+            for encoded in stream:
+                self.write(encoded)
+                self.report(self._progress())
         self.commit()
         return journal
 
     def _cut_files(self) -> None:
         """Remove what was written after the journal was."""
         folder, outputs = self.folder, self.journal.outputs
-        for path in (*folder.glob("*.tokens"), *folder.glob("*.documents")):
-            if int(path.stem) >= len(outputs):
-                path.unlink()
-        sizes = {folder / staging.REPAIRS: self.journal.repairs_bytes}
+        sizes = dict.fromkeys((*folder.glob("*.tokens"), *folder.glob("*.documents")), 0)
+        sizes[folder / staging.REPAIRS] = self.journal.repairs_bytes
         itemsize = np.dtype(self.journal.tokenizer.token_dtype).itemsize
         for number, output in enumerate(outputs):
             output.stem = folder / f"{number:04d}"
@@ -199,14 +185,13 @@ class Preparation:
             have = path.stat().st_size if path.exists() else 0
             if have < size:
                 raise CorpusError(
-                    f"{path} should hold {size} bytes, found {have}; start over with --restart"
+                    f"{path} should hold {size} bytes, found {have}; delete {folder} to start over"
                 )
             if have > size:
                 os.truncate(path, size)
 
     def write(self, encoded: encode.Encoded) -> None:
-        """Append a chunk; if interrupted half-way, the last commit stays valid."""
-        self._writing = True
+        """Append a chunk; whatever interrupts it, the last commit stays valid."""
         journal, entry = self.journal, self.inputs[encoded.input]
         listing = b""
         for bad in encoded.bad:
@@ -218,7 +203,6 @@ class Preparation:
         journal.repairs = dict(encoded.counts + Counter(journal.repairs))
         journal.repairs_bytes += len(listing)
         journal.position = encoded.end
-        self._writing = False
         if time.monotonic() - self._committed >= COMMIT_SECONDS:
             self.commit()
 
@@ -255,9 +239,7 @@ class Preparation:
         self._unsynced.add(path)
 
     def commit(self) -> None:
-        """Put everything written so far on disk for good, unless a chunk is half written."""
-        if self._writing:
-            return
+        """Put everything written so far on disk for good."""
         for path in sorted(self._unsynced):  # before the journal counts on them
             sync_file(path)
         self._unsynced.clear()
@@ -324,9 +306,6 @@ def _chunks(entry: Input, start: Position, options: PrepareOptions) -> Iterator[
     rows: list[RawRow | Line] = []
     bad: list[Bad] = []
     first, size, at = start.record, 0, start
-    # tables are compressed; rows of other kinds are on disk as they are
-    path = entry.path if entry.kind == "parquet" else None
-    row_bytes = None if path is None else formats.bytes_per_row(path)
     for row in _rows(entry, start, options):
         if isinstance(row, Bad):
             bad.append(row)
@@ -334,13 +313,12 @@ def _chunks(entry: Input, start: Position, options: PrepareOptions) -> Iterator[
             ends = row.lost > 0  # the rows of a chunk are numbered without a gap
         else:
             rows.append(row)
-            text = row.content if isinstance(row, Line) else row.text
+            text, offset = (row.content, row.end) if isinstance(row, Line) else (row.text, 0)
             length = len(text) if isinstance(text, str | bytes) else 0
-            size, at = size + length, Position(start.input, at.record + 1, 0, at.consumed + length)
-            at = at._replace(offset=row.end, consumed=row.consumed) if isinstance(row, Line) else at
+            consumed = at.consumed + length if row.consumed is None else row.consumed
+            size, at = size + length, Position(start.input, at.record + 1, offset, consumed)
             ends = size >= formats.CHUNK_BYTES or len(rows) >= _CHUNK_ROWS
         if ends:
-            at = at._replace(consumed=int(at.record * row_bytes)) if row_bytes else at
             yield Chunk(start.input, first, rows, at, bad)
             rows, bad, first, size = [], [], at.record, 0
     yield Chunk(start.input, first, rows, Position(start.input + 1), bad)

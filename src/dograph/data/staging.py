@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -44,7 +44,6 @@ SPLITS: tuple[Split, ...] = ("train", "validation")
 COPY_TOKENS = 1 << 20
 MOST_NAMES = 20  # of files or sources, in an option that the manifest records
 _JOURNAL = "journal.json"
-_REPLACED = "replaced.json"  # manifest of a corpus that is being replaced
 _BLOCK_DOCUMENTS = 1 << 16
 # Options that do not decide the result: bad_records matters only if there are bad records, which
 # the journal counts, and left_out names files that are not read.
@@ -99,7 +98,6 @@ class Journal(Recorded):
     outputs: list[Output] = []
     repairs: dict[str, int] = {}
     repairs_bytes: int = 0  # length of repairs.jsonl
-    all_read: bool = False
 
     @classmethod
     def read(cls, staging: Path) -> "Journal | None":
@@ -109,7 +107,9 @@ class Journal(Recorded):
         try:
             return cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
-            raise CorpusError(f"{path} is damaged; start over with --restart ({error})") from error
+            raise CorpusError(
+                f"{path} is damaged; delete {staging} to start over ({error})"
+            ) from error
 
     def write(self, staging: Path) -> None:
         write_json(staging / _JOURNAL, self.model_dump())
@@ -117,7 +117,7 @@ class Journal(Recorded):
 
 def resume(options: PrepareOptions, now: Recorded) -> Journal | None:
     """The journal to continue from, if any; refuses one of other options or inputs."""
-    journal = None if options.restart else Journal.read(options.staging)
+    journal = Journal.read(options.staging)
     if journal is None:
         return None
     changes = _option_changes(journal.options, now.options)
@@ -134,7 +134,7 @@ def resume(options: PrepareOptions, now: Recorded) -> Journal | None:
     if changes:
         raise CorpusError(
             f"an unfinished preparation with other options is here: {'; '.join(changes)}. Repeat "
-            "the command it began with to continue, or start over with --restart"
+            f"the command it began with to continue, or delete {options.staging} to start over"
         )
     return journal
 
@@ -156,26 +156,22 @@ def _option_changes(before: Mapping[str, Value], now: Mapping[str, Value]) -> li
 
 
 def finished_corpus(options: PrepareOptions, recorded: Recorded) -> Manifest | None:
-    """The corpus in the output folder if these options give it; refuses to overwrite another."""
+    """The corpus in the output folder if these options give it; refuses another one."""
     out, now = options.out, recorded.options
     if not (out / MANIFEST).is_file():
         names = [path.name for path in out.iterdir()] if out.is_dir() else []
         if names and STAGING not in names:
             raise CorpusError(f"{out} is not empty and holds no corpus; choose another --out")
         return None
-    try:
-        manifest = Manifest.read(out)
-        if manifest.options.get("fingerprint") == recorded.fingerprint:
-            return manifest
-        before = {name: manifest.options[name] for name in now if name in manifest.options}
-        changes = _option_changes(before, now) or ["the inputs are others or have changed"]
-        problem = f"{out} already holds a corpus that was prepared differently: "
-        problem += f"{'; '.join(changes)}. Choose another --out, or pass"
-    except CorpusError as error:
-        problem = f"{error} Pass"
-    if options.overwrite:
-        return None
-    raise CorpusError(f"{problem} --overwrite to replace it")
+    manifest = Manifest.read(out)
+    if manifest.options.get("fingerprint") == recorded.fingerprint:
+        return manifest
+    before = {name: manifest.options[name] for name in now if name in manifest.options}
+    changes = _option_changes(before, now) or ["the inputs are others or have changed"]
+    raise CorpusError(
+        f"{out} already holds a corpus that was prepared differently: {'; '.join(changes)}. "
+        "Choose another --out, or delete the folder to replace it"
+    )
 
 
 @contextmanager
@@ -208,17 +204,16 @@ def clear(staging: Path) -> None:
 
 def finish(options: PrepareOptions, inputs: list[Input], journal: Journal) -> Manifest:
     """Build the corpus from what has been written, and publish it."""
-    built, spare = options.staging / "finished", options.staging / "moved"
-    for folder in (built, spare):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+    built = options.staging / "finished"
+    shutil.rmtree(built, ignore_errors=True)
+    built.mkdir()
     by_source, num_empty = _by_source(options, inputs, journal.outputs)
     dtype = journal.tokenizer.token_dtype
     entries: dict[Split, list[StratumEntry]] = {split: [] for split in SPLITS}
     for source, stem in file_stems(by_source).items():
         both = by_source[source]
         if options.held_out(inputs):
-            both = hold_out(both, np.dtype(dtype), spare)
+            both = hold_out(both, np.dtype(dtype), built)
         for split, output in zip(SPLITS, both, strict=True):
             if not output.documents:
                 continue
@@ -239,7 +234,7 @@ def finish(options: PrepareOptions, inputs: list[Input], journal: Journal) -> Ma
     if not entries["train"]:
         raise CorpusError(
             f"--keep {options.keep:g} keeps none of the {num_unkept:,} training documents; give a "
-            "larger fraction and --restart"
+            f"larger fraction and delete {options.staging} to start over"
             if num_unkept
             else "the inputs hold no training text; give other inputs"
         )
@@ -349,9 +344,6 @@ def publish(
         from dograph.data.strata import split_into_strata
 
         manifest = split_into_strata(built, manifest, options.strata, options.seed)
-    if (out / MANIFEST).is_file():
-        os.replace(out / MANIFEST, options.staging / _REPLACED)
-        remove_replaced(options.staging, out)
     manifest.write(built)
     names = [name for name in (*manifest.files(), REPAIRS, MANIFEST) if (built / name).is_file()]
     write_digests(built, names)
@@ -363,18 +355,6 @@ def publish(
             sync_file((out / name).parent)
     clear(options.staging)
     return manifest
-
-
-def remove_replaced(staging: Path, out: Path) -> None:
-    """Delete the files of a corpus that is being replaced, unless its manifest is damaged."""
-    replaced = staging / _REPLACED
-    # if there is a new manifest, new files of the same names may be in place already
-    if not replaced.is_file() or (out / MANIFEST).is_file():
-        return
-    with suppress(ValidationError):
-        for name in corpus_files(Manifest.model_validate_json(replaced.read_bytes())):
-            (out / name).unlink(missing_ok=True)
-    replaced.unlink()
 
 
 def corpus_files(manifest: Manifest) -> list[str]:

@@ -115,11 +115,6 @@ def end_of_text(tokenizer: Tokenizer, given: str | None, eos: str | None) -> int
     )
 
 
-def vocabulary_size(tokenizer: Tokenizer) -> int:
-    """One more than the largest id; ids may have gaps."""
-    return int(max(tokenizer.get_vocab(with_added_tokens=True).values())) + 1
-
-
 def place_tokenizer(
     given: TokenizerFile, folder: Path, name: str, eot: str | None, eot_id: int | None = None
 ) -> TokenizerEntry:
@@ -131,7 +126,7 @@ def place_tokenizer(
         name=name,
         file=TOKENIZER_FILE,
         sha256=sha256_of(path),
-        vocab_size=vocabulary_size(tokenizer),
+        vocab_size=max(tokenizer.get_vocab().values()) + 1,  # ids may have gaps
         eot_id=end_of_text(tokenizer, eot, given.eos) if eot_id is None else eot_id,
     )
 

@@ -93,7 +93,7 @@ def test_a_text_that_cannot_be_encoded_is_skipped_or_named(tmp_path):
     with pytest.raises(CorpusError, match=r"in\.jsonl:2: .*--bad-records repair, which skips it"):
         prepare(tmp_path / "out", path, **options)
     repaired = {**options, "bad_records": "repair"}
-    manifest = prepare(tmp_path / "out", path, **repaired, restart=True).manifest
+    manifest = prepare(tmp_path / "out", path, **repaired).manifest
     assert manifest.repairs == {"not encodable": 1}
     assert manifest.train[0].documents == 2
 

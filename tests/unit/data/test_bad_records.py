@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dograph.data import formats
+from dograph.data import formats, pipeline
 from dograph.errors import CorpusError
 from text_inputs import (
     COMPRESS,
@@ -74,6 +74,7 @@ def test_a_cut_archive_is_refused_with_its_place(tmp_path, tokenizer, suffix):
 
 def test_a_refused_preparation_goes_on_under_repair(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(formats, "CHUNK_BYTES", 500)
+    monkeypatch.setattr(pipeline, "COMMIT_SECONDS", 0.0)
     good = write_jsonl(tmp_path / "a.jsonl", [text(n) for n in range(50)])
     bad = tmp_path / "b.jsonl"
     bad.write_bytes(lines([{"text": "b"}]) + b"{\n")
@@ -93,7 +94,7 @@ def test_an_empty_source_is_refused_by_name_or_dropped(tmp_path, tokenizer, cont
     (tmp_path / "hollow.jsonl").write_bytes(content)
     with pytest.raises(CorpusError, match="hollow"):
         prepare(tmp_path / "out", good, tmp_path / "hollow.jsonl", tokenizer=tokenizer)
-    options = {"tokenizer": tokenizer, "bad_records": "repair", "restart": True}
+    options = {"tokenizer": tokenizer, "bad_records": "repair"}
     manifest = prepare(tmp_path / "out", good, tmp_path / "hollow.jsonl", **options).manifest
     assert {entry.source for entry in manifest.train} == {"good"}
     assert manifest.repairs["empty source"] == 1

@@ -123,7 +123,7 @@ def test_a_corpus_from_before_there_were_slices_is_found_done(tmp_path, tokenize
     assert stored["options"]["fingerprint"] == digest
     (tmp_path / "out" / "manifest.json").write_text(json.dumps(stored))
     assert prepare(tmp_path / "out", path, tokenizer=tokenizer).already
-    with pytest.raises(CorpusError, match=r"--keep was 1\.0, now 0\.5\. .*--overwrite"):
+    with pytest.raises(CorpusError, match=r"--keep was 1\.0, now 0\.5\. .*delete the folder"):
         prepare(tmp_path / "out", path, tokenizer=tokenizer, keep=0.5)
     with pytest.raises(CorpusError, match=r"differently: --seed was 0, now 1\. "):
         prepare(tmp_path / "out", path, tokenizer=tokenizer, seed=1)

@@ -1,6 +1,7 @@
 """What a slice of a corpus leaves out is told, and slices that cannot be are refused."""
 
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -57,9 +58,12 @@ def test_a_source_without_text_is_still_refused(tmp_path, tokenizer):
 
 def test_nothing_kept_at_all_says_what_to_do(tmp_path, tokenizer):
     path = write_jsonl(tmp_path / "a.jsonl", unkept(0.2))
-    with pytest.raises(CorpusError, match=r"--keep 0\.2 keeps none of the 5 .*--restart"):
+    with pytest.raises(
+        CorpusError, match=r"--keep 0\.2 keeps none of the 5 .*delete .*\.preparing"
+    ):
         prepare(tmp_path / "out", path, tokenizer=tokenizer, keep=0.2)
-    prepare(tmp_path / "out", path, tokenizer=tokenizer, restart=True)
+    shutil.rmtree(tmp_path / "out" / ".preparing")
+    prepare(tmp_path / "out", path, tokenizer=tokenizer)
 
 
 def test_a_label_that_is_no_source_is_found_out_in_a_slice(tmp_path, tokenizer, monkeypatch):

@@ -208,21 +208,12 @@ def test_repeating_the_command_finds_the_corpus_done(tmp_path, tokenizer):
     before = files_of(tmp_path / "out")
     assert prepare(tmp_path / "out", path, tokenizer=tokenizer, workers=2).already
     assert files_of(tmp_path / "out") == before
-    with pytest.raises(CorpusError, match=r"--seed was 0, now 1.*--overwrite"):
+    with pytest.raises(CorpusError, match=r"--seed was 0, now 1.*delete the folder"):
         prepare(tmp_path / "out", path, tokenizer=tokenizer, seed=1)
     write_jsonl(path, [text(3), text(4), text(5)])
-    with pytest.raises(CorpusError, match=r"inputs.*--overwrite"):
+    with pytest.raises(CorpusError, match=r"inputs.*delete the folder"):
         prepare(tmp_path / "out", path, tokenizer=tokenizer)
     assert files_of(tmp_path / "out") == before
-
-
-def test_overwriting_leaves_nothing_of_the_old_corpus(tmp_path, tokenizer):
-    old = write_jsonl(tmp_path / "old.jsonl", [text(n) for n in range(5)])
-    new = write_jsonl(tmp_path / "new.jsonl", [text(n) for n in range(5)])
-    prepare(tmp_path / "out", old, tokenizer=tokenizer)
-    prepare(tmp_path / "out", new, tokenizer=tokenizer, overwrite=True)
-    prepare(tmp_path / "fresh", new, tokenizer=tokenizer)
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "fresh")
 
 
 def test_a_folder_with_something_else_is_not_touched(tmp_path, tokenizer):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from contextlib import suppress
 
 import numpy as np
@@ -53,8 +54,6 @@ def prepare_until(options, out, reports, monkeypatch, *, commit):
 
     with monkeypatch.context() as patch:
         patch.setattr(preparation, "COMMIT_SECONDS", 0.0 if commit else 1e9)
-        if not commit:  # a kill leaves no time for the last commit
-            patch.setattr(preparation.Preparation, "commit", lambda self: None)
         with pytest.raises(Killed):
             prepare_corpus(PrepareOptions(out=out, **options), report)
 
@@ -77,9 +76,9 @@ def test_a_slice_stopped_anywhere(tmp_path, job, monkeypatch, reports, commit):
     truth = files_of(tmp_path / "slice")
     assert truth != job[1]
     prepare_until(options, tmp_path / "out", reports, monkeypatch, commit=commit)
-    with pytest.raises(CorpusError, match=r"--keep was 0\.3, now 0\.4.*--restart"):
+    with pytest.raises(CorpusError, match=r"--keep was 0\.3, now 0\.4.*delete .*\.preparing"):
         prepare_corpus(PrepareOptions(out=tmp_path / "out", **{**options, "keep": 0.4}))
-    with pytest.raises(CorpusError, match=r"--keep was 0\.3, now 1\.0.*--restart"):
+    with pytest.raises(CorpusError, match=r"--keep was 0\.3, now 1\.0.*delete .*\.preparing"):
         prepare_corpus(PrepareOptions(out=tmp_path / "out", **job[0]))
     prepare_corpus(PrepareOptions(out=tmp_path / "out", **options))
     assert files_of(tmp_path / "out") == truth
@@ -93,16 +92,11 @@ def test_stopped_again_and_again(tmp_path, job, monkeypatch):
     assert files_of(tmp_path / "out") == truth
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("step", range(1, 45, 5))
-def test_stopped_while_finishing(tmp_path, job, monkeypatch, step, overwrite):
-    """At every rename, removal and write of the last step; also in place of an older corpus."""
+def test_stopped_while_finishing(tmp_path, job, monkeypatch, step):
+    """At every rename, removal and write of the last step."""
     options, truth = job
     out = tmp_path / "out"
-    if overwrite:
-        other = write_jsonl(tmp_path / "s0.jsonl", ["older", "corpus"])
-        prepare(out, other, tokenizer=options["tokenizer"])
-        options = {**options, "overwrite": True}
     left = iter(range(step))
 
     def dying(function):
@@ -121,15 +115,6 @@ def test_stopped_while_finishing(tmp_path, job, monkeypatch, step, overwrite):
         patch.setattr(preparation, "COMMIT_SECONDS", 1e9)
         prepare_corpus(PrepareOptions(out=out, **options))
     prepare_corpus(PrepareOptions(out=out, **options))
-    assert files_of(out) == truth
-
-
-def test_a_finished_corpus_keeps_files_that_a_replaced_one_had_too(tmp_path, job):
-    _, truth = job
-    folder, out = tmp_path / "staging", tmp_path / "true"
-    folder.mkdir()
-    (folder / "replaced.json").write_bytes((out / "manifest.json").read_bytes())
-    staging.remove_replaced(folder, out)
     assert files_of(out) == truth
 
 
@@ -169,13 +154,13 @@ def test_other_options_are_refused_and_named(tmp_path, job, monkeypatch):
         ({"inputs": options["inputs"][:2]}, r"c\.jsonl\.zst was left out"),
         ({"bad_records": "refuse"}, "bad records were repaired"),
     ):
-        with pytest.raises(CorpusError, match=rf"{message}.*--restart"):
+        with pytest.raises(CorpusError, match=rf"{message}.*delete .*\.preparing"):
             prepare_corpus(PrepareOptions(out=out, **{**options, **change}))
     prepare_corpus(PrepareOptions(out=out, **{**options, "workers": 2}))
     assert files_of(out) == truth
 
 
-def test_a_changed_input_is_refused_and_restart_begins_anew(tmp_path, job, monkeypatch):
+def test_a_changed_input_is_refused_until_the_progress_is_deleted(tmp_path, job, monkeypatch):
     options, _ = job
     out = tmp_path / "out"
     prepare_until(options, out, 3, monkeypatch, commit=True)
@@ -183,7 +168,8 @@ def test_a_changed_input_is_refused_and_restart_begins_anew(tmp_path, job, monke
         file.write(lines([{"text": "one more", "s": "s0"}]))
     with pytest.raises(CorpusError, match=r"b\.jsonl has changed"):
         prepare_corpus(PrepareOptions(out=out, **options))
-    prepare_corpus(PrepareOptions(out=out, restart=True, **options))
+    shutil.rmtree(out / ".preparing")
+    prepare_corpus(PrepareOptions(out=out, **options))
     prepare_corpus(PrepareOptions(out=tmp_path / "fresh", **options))
     assert files_of(out) == files_of(tmp_path / "fresh")
 
@@ -196,12 +182,13 @@ def test_a_damaged_journal_says_what_to_do(tmp_path, job, monkeypatch):
     tokens = next(staging.glob("*.tokens"))
     whole = tokens.read_bytes()
     tokens.write_bytes(whole[:10])
-    with pytest.raises(CorpusError, match=r"\.tokens.*--restart"):
+    with pytest.raises(CorpusError, match=r"\.tokens.*delete .*\.preparing"):
         prepare_corpus(PrepareOptions(out=out, **options))
     (staging / "journal.json").write_text(json.dumps({"version": 1}))
-    with pytest.raises(CorpusError, match=r"journal\.json.*--restart"):
+    with pytest.raises(CorpusError, match=r"journal\.json.*delete .*\.preparing"):
         prepare_corpus(PrepareOptions(out=out, **options))
-    prepare_corpus(PrepareOptions(out=out, restart=True, **options))
+    shutil.rmtree(staging)
+    prepare_corpus(PrepareOptions(out=out, **options))
     assert files_of(out) == truth
 
 
@@ -210,16 +197,18 @@ def test_another_order_of_inputs_is_refused(tmp_path, job, monkeypatch):
     out = tmp_path / "out"
     prepare_until(options, out, 12, monkeypatch, commit=True)
     other = {**options, "inputs": options["inputs"][::-1]}
-    with pytest.raises(CorpusError, match=r"order was.*a\.jsonl.*now.*c\.jsonl.*--restart"):
+    with pytest.raises(
+        CorpusError, match=r"order was.*a\.jsonl.*now.*c\.jsonl.*delete .*\.preparing"
+    ):
         prepare_corpus(PrepareOptions(out=out, **other))
     prepare_corpus(PrepareOptions(out=out, **options))
     assert files_of(out) == truth
-    with pytest.raises(CorpusError, match="--overwrite"):
+    with pytest.raises(CorpusError, match="delete the folder"):
         prepare_corpus(PrepareOptions(out=out, **other))
 
 
 def test_interrupted_between_two_steps_of_a_write(tmp_path, job, monkeypatch):
-    """The last commit, on the way out, must not take half a chunk for a whole one."""
+    """What was committed before it stays valid: half a chunk is never taken for a whole one."""
     options, truth = job
     append = preparation.Preparation.append_groups
     left = iter(range(12))
@@ -238,52 +227,24 @@ def test_interrupted_between_two_steps_of_a_write(tmp_path, job, monkeypatch):
     assert files_of(tmp_path / "out") == truth
 
 
-@pytest.mark.parametrize("restart", [False, True])
-def test_killed_while_the_old_corpus_is_removed(tmp_path, job, monkeypatch, restart):
-    options, truth = job
-    out = tmp_path / "out"
-    older = write_jsonl(tmp_path / "older.jsonl", ["older", "corpus"])
-    prepare(out, older, tokenizer=options["tokenizer"])
-
-    def killed(*_arguments, **_keywords):
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(staging.Path, "unlink", killed)
-        with pytest.raises(Killed):
-            prepare_corpus(PrepareOptions(out=out, overwrite=True, **options))
-    prepare_corpus(PrepareOptions(out=out, restart=restart, **options))
-    assert files_of(out) == truth
-
-
 def test_tokens_do_not_sweep_away_text_half_done(tmp_path, job, monkeypatch):
     options, truth = job
     out = tmp_path / "out"
     prepare_until(options, out, 12, monkeypatch, commit=True)
     np.ones(10, np.uint16).tofile(tmp_path / "t.bin")
-    with pytest.raises(CorpusError, match="--restart"):
+    with pytest.raises(CorpusError, match=r"delete .*\.preparing"):
         prepare(out, tmp_path / "t.bin")
     prepare_corpus(PrepareOptions(out=out, **options))
     assert files_of(out) == truth
 
 
-def test_a_corpus_found_done_leaves_other_progress_alone(tmp_path, job, monkeypatch):
-    options, _ = job
-    out = tmp_path / "out"
-    prepare_corpus(PrepareOptions(out=out, **options))
-    changed = {**options, "seed": 1, "overwrite": True}
-    prepare_until(changed, out, 12, monkeypatch, commit=True)
-    before = files_of(out / ".preparing")
-    assert prepare_corpus(PrepareOptions(out=out, **options)).already
-    assert files_of(out / ".preparing") == before
-
-
-def test_a_damaged_manifest_can_be_overwritten(tmp_path, job):
+def test_a_damaged_manifest_says_what_to_delete(tmp_path, job):
     options, truth = job
     out = tmp_path / "out"
     prepare_corpus(PrepareOptions(out=out, **options))
     (out / "manifest.json").write_text("{")
-    with pytest.raises(CorpusError, match=r"(?s)manifest\.json.*--overwrite"):
+    with pytest.raises(CorpusError, match=rf"(?s)manifest\.json.*Delete {out}"):
         prepare_corpus(PrepareOptions(out=out, **options))
-    prepare_corpus(PrepareOptions(out=out, overwrite=True, **options))
+    shutil.rmtree(out)
+    prepare_corpus(PrepareOptions(out=out, **options))
     assert files_of(out) == truth
