@@ -4,13 +4,21 @@ Gradients of held-out rows are sketched. Sources are compared by the unbiased MM
 permutation tests; the sketches, normalised, centred and normalised again (as in scope stream), are
 clustered into domains.
 
-Shapes: N rows, T tokens, K sketch, M domains, G sources.
+Towards trusted text (--toward): a small step along the mean gradient g_s of a source or stratum
+lowers the trusted loss in proportion to <g_s, g_t>, with g_t the mean gradient of the trusted text.
+It is stated over |g_t|^2: 1 is as good as a step on the trusted text itself, below 0 does harm. The
+gradient of a single row says next to nothing (signal to noise about 0.2), so single rows are listed
+by their words alone (`TextScorer`).
+
+Shapes: N rows, T tokens, K sketch, M domains, G sources, X tokens of trusted text, L trusted rows.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
-from math import isfinite
+from math import isfinite, sqrt
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dograph.data.corpus import Block, Corpus, Split, blocks_by_source, even_blocks
+from dograph.data.options import PrepareOptions
+from dograph.data.pipeline import trusted_texts
+from dograph.data.toward import TextScorer
 from dograph.domains.graph import DomainGraph, build_graph, write_graph
 from dograph.domains.kmeans import KMeans, domain_means
 from dograph.domains.partition import agreement, partition
@@ -26,19 +37,20 @@ from dograph.domains.scopes import closeness
 from dograph.errors import ConfigError, CorpusError
 from dograph.eval.evaluate import find_subject
 from dograph.eval.scores import Report
-from dograph.eval.toward import GroupHelp, ScoredRow, TrustedText
 from dograph.files import write_json
 from dograph.models.build import build_model, load_model
 from dograph.models.loss import PerSampleLoss
 from dograph.models.presets import PRESETS
 from dograph.rng import stream
 from dograph.sketch.sketcher import Sketcher
-from dograph.stats import holm
+from dograph.stats import Interval, holm, t_interval
 from dograph.train.distributed import pick_device
 from dograph.train.metrics import sketch_rows
 
 SEQ_LEN = 256  # tokens of a row by default, for models that no run trained
-EXAMPLES, PREVIEW = 3, 80  # samples shown for each domain, characters of each
+EXAMPLES, LISTED = 3, 5  # rows shown for each domain, and at either end of the text scores
+PREVIEW = 80  # characters of each
+FEW_ROWS = 100  # of a source or stratum; its interval is then wide
 TOKENS_AT_ONCE = 4096
 # Sums of kernel values that differ by less than this, relative to the kernel's diagonal, are
 # equal: the same relabelling summed in another order must count as a tie, not as smaller.
@@ -74,6 +86,25 @@ class NearestSample:
     domain: int
     source: str
     document: int
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHelp:
+    """What a source or stratum would do for the trusted text."""
+
+    name: str
+    rows: int
+    help: float  # <g_s, g_t> / |g_t|^2
+    interval: Interval  # 95 %, |g_t|^2 taken as exact
+    text_score: float  # mean over its rows
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRow:
+    stratum: str
+    document: int  # in which it starts
+    score: float
     text: str | None
 
 
@@ -117,8 +148,8 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
     loss_N, sketch_NK = sketched(model, token_NT, request, report)
     helped: list[GroupHelp] = []
     if trusted is not None:
-        _, trusted_MK = sketched(model, trusted.rows(seq_len, request.rows), request, report)
-        helped, toward_notes = trusted.groups(sketch_NK, trusted_MK)
+        _, trusted_LK = sketched(model, trusted.rows(seq_len, request.rows), request, report)
+        helped, toward_notes = trusted.groups(sketch_NK, trusted_LK)
         row_notes += toward_notes
     report("comparing sources", 0, 0)
     pairs = _compared(sketch_NK, source_N, sources, max(999, 10 * len(sources) ** 2), request.seed)
@@ -251,15 +282,85 @@ def _examples(
     """The samples nearest each domain's centroid."""
     centroid_MK = domain_means(direction_NK, label_N, num_domains)
     near_NM = closeness(direction_NK, centroid_MK, normalise=True)
-    has_text = corpus.manifest.tokenizer.file is not None
     examples = []
     for domain, near_N in enumerate(near_NM.T.tolist()):
         own = [n for n, label in enumerate(label_N.tolist()) if label == domain]
         for n in sorted(own, key=lambda n: (-near_N[n], n))[:EXAMPLES]:
             place: dict[str, Any] = blocks[n].place()
-            text = " ".join(blocks[n].text(corpus).split())[:PREVIEW] if has_text else None
+            text = _preview(corpus, blocks[n])
             examples.append(NearestSample(domain, place["source"], place["document"], text))
     return examples
+
+
+def _preview(corpus: Corpus, block: Block) -> str | None:
+    """The beginning of a row on one line; None if the corpus has tokens alone."""
+    has_text = corpus.manifest.tokenizer.file is not None
+    return " ".join(block.text(corpus).split())[:PREVIEW] if has_text else None
+
+
+class TrustedText:
+    """Trusted files, and the rows of a corpus scored by their words."""
+
+    def __init__(self, files: tuple[str, ...], corpus: Corpus, blocks: Sequence[Block]) -> None:
+        texts = list(trusted_texts(PrepareOptions(inputs=files, toward=files, out=Path())))
+        contents = [block.text(corpus).encode() for block in blocks]
+        self.corpus, self.blocks = corpus, blocks
+        self.score_N = TextScorer.fit(texts, contents)(contents)
+        eot_id = corpus.manifest.tokenizer.eot_id
+        ids = corpus.tokenizer.encode_batch([t.decode() for t in texts], add_special_tokens=False)
+        documents = [own.ids if eot_id is None else [*own.ids, eot_id] for own in ids]
+        self.token_X = torch.tensor([token for own in documents for token in own])
+
+    def rows(self, seq_len: int, most: int) -> Tensor:
+        """At most `most` rows of trusted tokens, evenly spaced, (L, T)."""
+        number = len(self.token_X) // seq_len
+        if number < 2:
+            raise CorpusError(
+                f"--toward has {len(self.token_X)} tokens, and at least two rows of {seq_len} are "
+                "needed; give more text, or a smaller data.seq_len"
+            )
+        chosen = np.linspace(0, number - 1, min(most, number)).round().astype(int)
+        return self.token_X[: number * seq_len].view(number, seq_len)[chosen]
+
+    def ranked(self) -> list[ScoredRow]:
+        """The rows with the highest and the lowest text scores."""
+        order, shown = np.argsort(-self.score_N, kind="stable").tolist(), []
+        for n in (*order[:LISTED], *order[LISTED:][-LISTED:]):
+            place: dict[str, Any] = self.blocks[n].place()
+            text, score = _preview(self.corpus, self.blocks[n]), float(self.score_N[n])
+            shown.append(ScoredRow(place["stratum"], place["document"], score, text))
+        return shown
+
+    def groups(self, sketch_NK: Tensor, trusted_LK: Tensor) -> tuple[list[GroupHelp], list[str]]:
+        """Sources, then strata, most helpful first, and notes for the reader."""
+        trusted_LK, total_K = trusted_LK.double(), trusted_LK.double().sum(dim=0)
+        # Over pairs of different rows, so that noise does not enlarge it.
+        num_pairs = len(trusted_LK) * (len(trusted_LK) - 1)
+        square = float(total_K @ total_K - trusted_LK.square().sum()) / num_pairs
+        if square <= 0:
+            few = f"the {len(trusted_LK)} trusted rows show no common gradient to compare with"
+            return [], [f"{few}; give more --rows, or more trusted text"]
+        product_NL = sketch_NK.double() @ trusted_LK.T / square
+        members: dict[str, list[int]] = {}
+        for n, block in enumerate(self.blocks):
+            for name in {block.stratum.entry.source, block.stratum.entry.stratum}:
+                members.setdefault(name, []).append(n)
+        helped, notes = [], []
+        for name, rows in sorted(members.items()):
+            if len(rows) == 1:
+                notes.append(f"{name} is left out: one row has no interval")
+                continue
+            # Both sets of rows are samples: the variances of their means add up.
+            parts = (product_NL[rows].mean(dim=1), product_NL[rows].mean(dim=0))
+            error = sqrt(sum(float(part.var()) / len(part) for part in parts))
+            value, score = float(parts[0].mean()), fmean(self.score_N[rows].tolist())
+            interval = t_interval(value, error, min(map(len, parts)) - 1)
+            helped.append(GroupHelp(name, len(rows), value, interval, score))
+        if min(group.rows for group in helped) < FEW_ROWS:
+            notes.append(f"groups of fewer than {FEW_ROWS} rows say little; give more --rows")
+        sources = {block.stratum.entry.source for block in self.blocks}
+        helped.sort(key=lambda group: (group.name not in sources, -group.help))
+        return helped, notes
 
 
 # Theorem 1: the distance of groups of samples in gradient space, with permutation tests.
@@ -310,13 +411,13 @@ def pairwise_mmd(
         first_RP = torch.from_numpy(labelling_RP).to(kernel_PP.device)
         value_R = _statistics(kernel_PP, first_RP)
         as_large = int((value_R[1:] >= value_R[0] - _rounding(kernel_PP)).sum())
-        distance = float(_statistics(kernel_PP, first_RP[:1])[0])
+        distance = float(value_R[0])
         spread, rounding = (spread_G[g] + spread_G[h]) / 2, _rounding(kernel_NN)
         separation = float("inf") if distance > rounding else 0.0
         if spread > rounding:
             separation = distance / spread
         p_value = (1 + as_large) / (1 + num_permutations)
-        pairs[g, h] = PairMMD(float(value_R[0]), separation, p_value)
+        pairs[g, h] = PairMMD(distance, separation, p_value)
     corrected = holm([pair.p_value for pair in pairs.values()])
     for key, p_corrected in zip(pairs, corrected, strict=True):
         assert p_corrected is not None

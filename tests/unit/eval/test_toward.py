@@ -9,8 +9,7 @@ import torch
 
 from dograph.data.embedded import planted_documents
 from dograph.errors import CorpusError
-from dograph.eval.inspect import InspectRequest, inspect_model
-from dograph.eval.toward import TrustedText
+from dograph.eval.inspect import InspectRequest, TrustedText, inspect_model
 from text_inputs import prepare, write_jsonl, write_tokenizer
 
 
@@ -61,9 +60,6 @@ def test_a_stratum_is_part_of_its_source_and_figures_are_those_of_plain_sums():
         reach = group.interval.high - group.help
         quantile = {6: 2.5706, 3: 4.3027}[len(own)]  # Student's t for 5 and 2 degrees of freedom
         assert reach == pytest.approx(quantile * variance**0.5, rel=1e-4)
-        inside = [float(sketch_NK[i] @ sketch_NK[j]) for i in own for j in own if i != j]
-        cosine = product.mean() * (square / np.mean(inside)) ** 0.5
-        assert group.cosine == pytest.approx(cosine, rel=1e-5)
     assert "groups of fewer than 100 rows say little; give more --rows" in notes
 
 
