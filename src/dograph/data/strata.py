@@ -15,8 +15,8 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -38,48 +38,50 @@ RESTARTS = 4
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """Fitted groups of one source."""
-
-    salt: int  # of the n-gram hash
-    mean_F: np.ndarray  # mean feature, subtracted first: it is common to all groups
-    centre_KF: np.ndarray  # unit vectors
-
-    def assign(self, stratum: StratumTokens) -> np.ndarray:
-        """The nearest group of every document, (D,); ties: the lower index."""
-
-        def nearest(chunk_D: np.ndarray) -> np.ndarray:
-            unit_DF = _unit(ngram_features(stratum, chunk_D, self.salt) - self.mean_F)
-            group_D: np.ndarray = (unit_DF @ self.centre_KF.T).argmax(axis=1)
-            return group_D
-
-        return _labelled(stratum, nearest)
+# The group of some documents, (D,), given by their numbers in a stratum.
+Assign = Callable[[StratumTokens, np.ndarray], np.ndarray]
 
 
-def score_quantiles(stratum: StratumTokens, num_groups: int, seed: int) -> np.ndarray:
-    """The lowest score, ascending, of all but the lowest of at most `num_groups` groups.
-
-    The groups have about equally many tokens, and none is empty.
-    """
-    sample_D = _sample(stratum, seed)
+def by_score(stratum: StratumTokens, sample_D: np.ndarray, num_groups: int) -> Assign:
+    """At most `num_groups` groups of about equally many tokens; group 0 has the highest scores."""
     start_D, end_D = spans(stratum, sample_D)
     score_D = stratum.documents["score"][sample_D]
     order_D = np.argsort(score_D, kind="stable")
     until_D = (end_D - start_D)[order_D].cumsum()
     wanted = until_D[-1] * np.arange(1, num_groups) / num_groups
     least = np.unique(score_D[order_D][np.searchsorted(until_D, wanted)])
-    above: np.ndarray = least[least > score_D.min()]
-    return above
+    least = least[least > score_D.min()]  # of all groups but the last, which must not be empty
+    return lambda own, document_D: (own.documents["score"][document_D, None] < least).sum(axis=1)
 
 
-def assign_by_score(least: np.ndarray, stratum: StratumTokens) -> np.ndarray:
-    """The group of every document, (D,); group 0 has the highest scores."""
-    score_D = stratum.documents["score"]
-    return _labelled(stratum, lambda own_D: (score_D[own_D, None] < least).sum(axis=1))
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """Assigns documents to the nearest of the fitted groups of one source; ties: the lower one."""
+
+    salt: int  # of the n-gram hash
+    mean_F: np.ndarray  # mean feature, subtracted first: it is common to all groups
+    centre_KF: np.ndarray  # unit vectors
+
+    @classmethod
+    def fit(cls, stratum: StratumTokens, sample_D: np.ndarray, num_groups: int, seed: int) -> Self:
+        """At most `num_groups` groups, and no more than there are documents."""
+        salt, parts = key64(seed, "strata", "hash"), chunks(len(sample_D))
+        features = [ngram_features(stratum, sample_D[chunk_D], salt) for chunk_D in parts]
+        feature_DF = np.concatenate(features)
+        mean_F, rng = (
+            feature_DF.mean(axis=0),
+            stream(seed, "strata", "kmeans", stratum.entry.source),
+        )
+        num_groups = min(num_groups, stratum.entry.documents)
+        return cls(salt, mean_F, spherical_kmeans(_unit(feature_DF - mean_F), num_groups, rng))
+
+    def __call__(self, stratum: StratumTokens, document_D: np.ndarray) -> np.ndarray:
+        unit_DF = _unit(ngram_features(stratum, document_D, self.salt) - self.mean_F)
+        group_D: np.ndarray = (unit_DF @ self.centre_KF.T).argmax(axis=1)
+        return group_D
 
 
-def _labelled(stratum: StratumTokens, group_of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+def _labelled(stratum: StratumTokens, assign: Assign) -> np.ndarray:
     """The group of every document, (D,), in a temporary file."""
     num_documents = stratum.entry.documents
     with tempfile.TemporaryFile(dir=stratum.directory) as file:
@@ -88,7 +90,7 @@ def _labelled(stratum: StratumTokens, group_of: Callable[[np.ndarray], np.ndarra
             os.posix_fallocate(file.fileno(), 0, 4 * num_documents)
         label_D = np.memmap(file, dtype=np.int32, mode="w+", shape=(num_documents,))
     for chunk_D in chunks(num_documents):
-        label_D[chunk_D] = group_of(chunk_D)
+        label_D[chunk_D] = assign(stratum, chunk_D)
     return label_D
 
 
@@ -99,20 +101,6 @@ def _sample(stratum: StratumTokens, seed: int) -> np.ndarray:
         return np.arange(num_documents)
     rng = stream(seed, "strata", "sample", stratum.entry.source)
     return np.sort(rng.choice(num_documents, SAMPLE_DOCUMENTS, replace=False))
-
-
-def find_groups(stratum: StratumTokens, num_groups: int, seed: int) -> Groups:
-    """At most `num_groups` groups, and no more than there are documents."""
-    source, num_documents = stratum.entry.source, stratum.entry.documents
-    salt = key64(seed, "strata", "hash")
-    sample_D = _sample(stratum, seed)
-    feature_DF = np.concatenate(
-        [ngram_features(stratum, sample_D[chunk_D], salt) for chunk_D in chunks(len(sample_D))]
-    )
-    mean_F = feature_DF.mean(axis=0)
-    rng = stream(seed, "strata", "kmeans", source)
-    centre_KF = spherical_kmeans(_unit(feature_DF - mean_F), min(num_groups, num_documents), rng)
-    return Groups(salt, mean_F, centre_KF)
 
 
 def ngram_features(stratum: StratumTokens, document_D: np.ndarray, salt: int) -> np.ndarray:
@@ -218,17 +206,18 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
     new_validation: list[StratumEntry] = []
     for entry in manifest.train:
         stratum = StratumTokens(directory, entry)
-        assign: Callable[[StratumTokens], np.ndarray]
+        sample_D = _sample(stratum, seed)
+        assign: Assign
         if stratum.documents.dtype == SCORED_DTYPE:
-            assign = partial(assign_by_score, score_quantiles(stratum, num_strata, seed))
-            label_D = assign(stratum)
+            assign = by_score(stratum, sample_D, num_strata)
+            label_D = _labelled(stratum, assign)
         else:
-            label_D, groups = _ranked_by_size(stratum, find_groups(stratum, num_strata, seed))
-            assign = groups.assign
+            nearest = Nearest.fit(stratum, sample_D, num_strata, seed)
+            label_D, assign = _ranked_by_size(stratum, nearest)
         new_train += _write_strata(stratum, label_D, bytes_V)
         if entry.source in validation:
             stratum = StratumTokens(directory, validation.pop(entry.source))
-            new_validation += _write_strata(stratum, assign(stratum), bytes_V)
+            new_validation += _write_strata(stratum, _labelled(stratum, assign), bytes_V)
     new_validation += validation.values()  # of sources without training text to fit groups on
     return manifest.model_copy(update={"train": new_train, "validation": new_validation})
 
@@ -241,19 +230,19 @@ def _new_files(entry: StratumEntry, group: int) -> tuple[str, str]:
     return tokens.as_posix(), Path(entry.documents_file).with_suffix(f".{group}.npy").as_posix()
 
 
-def _ranked_by_size(stratum: StratumTokens, groups: Groups) -> tuple[np.ndarray, Groups]:
+def _ranked_by_size(stratum: StratumTokens, nearest: Nearest) -> tuple[np.ndarray, Nearest]:
     """Assign the training documents and renumber the groups: largest first, none empty."""
-    label_D = groups.assign(stratum)
-    tokens_K = np.zeros(len(groups.centre_KF), dtype=np.int64)
+    label_D = _labelled(stratum, nearest)
+    tokens_K = np.zeros(len(nearest.centre_KF), dtype=np.int64)
     for chunk_D in chunks(len(label_D)):
         start_D, end_D = spans(stratum, chunk_D)
         np.add.at(tokens_K, label_D[chunk_D], end_D - start_D)
-    order_K = np.argsort(-tokens_K, kind="stable")[: np.count_nonzero(tokens_K)]
-    rank_K = np.zeros(len(tokens_K), dtype=np.int32)
-    rank_K[order_K] = np.arange(len(order_K))
+    order_K = np.argsort(-tokens_K, kind="stable")
+    rank_K = np.argsort(order_K)
     for chunk_D in chunks(len(label_D)):
         label_D[chunk_D] = rank_K[label_D[chunk_D]]
-    return label_D, replace(groups, centre_KF=groups.centre_KF[order_K])
+    kept = order_K[: np.count_nonzero(tokens_K)]
+    return label_D, replace(nearest, centre_KF=nearest.centre_KF[kept])
 
 
 def _write_strata(
@@ -261,9 +250,9 @@ def _write_strata(
 ) -> list[StratumEntry]:
     """Copy the documents of each group, in document order, to files of its own: their entries."""
     old, directory, token_N = stratum.entry, stratum.directory, stratum.token_N
-    sizes: Counter[int] = Counter()
-    for chunk_D in chunks(len(label_D)):
-        sizes.update(label_D[chunk_D].tolist())
+    sizes = Counter(
+        group for chunk_D in chunks(len(label_D)) for group in label_D[chunk_D].tolist()
+    )
     entries = []
     for group, num_documents in sorted(sizes.items()):
         file, documents_file = _new_files(old, group)
@@ -280,18 +269,10 @@ def _write_strata(
             own_N = np.memmap(directory / file, token_N.dtype, "r")
             blocks = (own_N[n : n + COPY_TOKENS] for n in range(0, num_tokens, COPY_TOKENS))
             num_bytes = sum(int(bytes_V[block_N].sum()) for block_N in blocks)
-        entry = StratumEntry(
-            source=old.source,
-            stratum=f"{old.source}/{group}",
-            file=file,
-            dtype=old.dtype,
-            tokens=num_tokens,
-            documents=num_documents,
-            bytes=num_bytes,
-            sha256=sha256_of(directory / file),
-            documents_file=documents_file,
-        )
-        entries.append(entry)
+        counts = {"tokens": num_tokens, "documents": num_documents, "bytes": num_bytes}
+        files = {"file": file, "sha256": sha256_of(directory / file), "first_token": 0}
+        files |= {"documents_file": documents_file, "header_bytes": 0}
+        entries.append(old.model_copy(update={"stratum": f"{old.source}/{group}"} | counts | files))
     if sum(entry.bytes or 0 for entry in entries) == old.bytes:
         return entries
     if old.bytes is not None:

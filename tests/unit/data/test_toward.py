@@ -205,7 +205,7 @@ def test_scores_depend_neither_on_threads_nor_on_a_kill(tmp_path, job, monkeypat
         with pytest.raises(KeyboardInterrupt):
             prepare_corpus(PrepareOptions(out=tmp_path / "out", **job), report)
     other = {**job, "toward": ()}
-    with pytest.raises(CorpusError, match=r"--toward was .*good.jsonl, now None.*--restart"):
+    with pytest.raises(CorpusError, match=r"--toward was .*good.jsonl, now None.*to start over"):
         prepare_corpus(PrepareOptions(out=tmp_path / "out", **other))
     prepare_corpus(PrepareOptions(out=tmp_path / "out", **job))
     assert files_of(tmp_path / "out") == truth
