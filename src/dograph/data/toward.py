@@ -19,7 +19,6 @@ Shapes: N bytes or n-grams, D documents, F buckets.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
 from typing import Self
@@ -97,26 +96,17 @@ class TextScorer:
         low, median = np.quantile(score_D, [LOW_QUANTILE, 0.5]).tolist()
         return replace(raw, zero=low, one=max(median, low + 1e-3))  # all may have the same score
 
-    @cached_property
-    def ratio_F(self) -> np.ndarray:
-        return self._ratios(self.trusted_F, self.corpus_F, self.trusted_F.sum())
-
-    @staticmethod
-    def _ratios(count_N: np.ndarray, frequency_N: np.ndarray, total: int) -> np.ndarray:
-        """log(p_trusted / p_corpus)."""
-        ratio_N: np.ndarray = np.log((count_N / frequency_N + MU) / (total + MU))
-        return ratio_N
-
     def __call__(self, texts: Sequence[bytes]) -> np.ndarray:
         """The score of each text, (D,) in float32; that of unseen words if it has none."""
         bucket_N, document_N = hashed_ngrams(texts)
-        ratio_N, total = self.ratio_F[bucket_N], self.trusted_F.sum()
+        count_N, total = self.trusted_F[bucket_N], self.trusted_F.sum()
+        total_N = np.full(len(count_N), total)
         for document in [d for d, text in enumerate(texts) if _key(text) in self.trusted]:
-            own = document_N == document
-            bucket_n = bucket_N[own]
-            _, place_n, count = np.unique(bucket_n, return_inverse=True, return_counts=True)
-            left_n = self.trusted_F[bucket_n] - count[place_n]
-            ratio_N[own] = self._ratios(left_n, self.corpus_F[bucket_n], total - len(left_n))
+            own = np.flatnonzero(document_N == document)
+            _, place, count = np.unique(bucket_N[own], return_inverse=True, return_counts=True)
+            count_N[own] -= count[place]
+            total_N[own] -= len(own)
+        ratio_N = np.log((count_N / self.corpus_F[bucket_N] + MU) / (total_N + MU))
         # bincount adds in the order of the n-grams, whatever other documents there are
         count_D = np.bincount(document_N, minlength=len(texts))
         score_D = np.bincount(document_N, ratio_N, len(texts)) / np.maximum(count_D, 1)

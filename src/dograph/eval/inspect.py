@@ -76,8 +76,8 @@ class Pair:
 
     first: str
     second: str
-    mmd_squared: float | None
-    separation: float | None  # MMD^2 over the spread of single samples
+    mmd_squared: float
+    separation: float | None  # MMD^2 over the spread of single samples; None: there is no spread
     p_value: float  # Holm-corrected
 
 
@@ -152,7 +152,14 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
         helped, toward_notes = trusted.groups(sketch_NK, trusted_LK)
         row_notes += toward_notes
     report("comparing sources", 0, 0)
-    pairs = _compared(sketch_NK, source_N, sources, max(999, 10 * len(sources) ** 2), request.seed)
+    enough = max(999, 10 * len(sources) ** 2)
+    found = pairwise_mmd(
+        sketch_NK, source_N, len(sources), num_permutations=enough, seed=request.seed
+    )
+    pairs = []
+    for (g, h), (distance, separation, p_value) in found.items():
+        shown = separation if isfinite(separation) else None
+        pairs.append(Pair(sources[g], sources[h], distance, shown, p_value))
     label_N, direction_NK = perceived(sketch_NK, request.domains, request.seed)
     nmi, purity = agreement(label_N, source_N, request.domains, len(sources))
     domains = partition(sketch_NK, label_N, request.domains)
@@ -165,7 +172,7 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
         seq_len=seq_len,
         rows=dict(zip(sources, count_G.tolist(), strict=True)),
         loss_nats=dict(zip(sources, mean_G.tolist(), strict=True)),
-        pairs=pairs,
+        pairs=sorted(pairs, key=lambda pair: -(pair.separation or 0.0)),  # farthest apart first
         nmi=float(nmi),
         purity=float(purity),
         graph=build_graph(domains, None, label_N, source_N, sources, step=0),
@@ -233,9 +240,9 @@ def choose_rows(
     if split == "train":
         why = "" if request.toward else ": the validation text is too short for rows of that length"
         notes.append(f"rows are from training text, which the model may have seen{why}")
-    left_out = {source: num for source, num in have.items() if source not in usable}
-    for source, num in left_out.items():
-        notes.append(f"{source} is left out: {num} rows of {seq_len} tokens ({split} text)")
+    for source in [source for source in have if source not in usable]:
+        few = f"{have[source]} rows of {seq_len} tokens ({split} text)"
+        notes.append(f"{source} is left out: {few}")
     return split, blocks, notes
 
 
@@ -252,20 +259,6 @@ def sketched(
         done += len(loss_b)
         report("sketching", done, len(token_NT))
     return torch.cat(losses), torch.cat(sketches)
-
-
-def _compared(
-    sketch_NK: Tensor, source_N: Tensor, sources: list[str], num_permutations: int, seed: int
-) -> list[Pair]:
-    """Pairs of sources, those farthest apart first."""
-    found = pairwise_mmd(
-        sketch_NK, source_N, len(sources), num_permutations=num_permutations, seed=seed
-    )
-    pairs = []
-    for (g, h), pair in found.items():
-        mmd_squared, separation = (value if isfinite(value) else None for value in pair[:2])
-        pairs.append(Pair(sources[g], sources[h], mmd_squared, separation, pair.p_value))
-    return sorted(pairs, key=lambda pair: -(pair.separation or 0.0))
 
 
 def perceived(sketch_NK: Tensor, num_domains: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -396,10 +389,14 @@ def pairwise_mmd(
     if not bool(feature_NK.isfinite().all()):
         raise ConfigError("some gradients are not finite, so there is no MMD; remove those samples")
     assert torch.bincount(group_N, minlength=num_groups).min() > 1, "a spread needs two samples"
-    kernel_NN = _centred_kernel(feature_NK)
+    feature_NK = feature_NK.detach().double()
+    # Centring changes no MMD, but a mean much larger than the differences between groups would
+    # lose them to rounding.
+    centred_NK = feature_NK - feature_NK.mean(0)
+    kernel_NN = centred_NK @ centred_NK.T
     group_N = group_N.to(kernel_NN.device)
     rows = [torch.nonzero(group_N == group)[:, 0] for group in range(num_groups)]
-    spread_G = [_spread(kernel_NN[row][:, row]) for row in rows]
+    spread_G = [float(centred_NK[row].var(dim=0).sum()) for row in rows]
     pairs: dict[tuple[int, int], PairMMD] = {}
     for g, h in combinations(range(num_groups), 2):
         pooled_P = torch.cat([rows[g], rows[h]])
@@ -425,17 +422,6 @@ def pairwise_mmd(
     return pairs
 
 
-def _centred_kernel(feature_NK: Tensor) -> Tensor:
-    """The kernel of the features centred on their mean, in float64.
-
-    Centring changes no MMD, but a mean much larger than the differences between groups would lose
-    them to rounding.
-    """
-    feature_NK = feature_NK.detach().double()
-    centred_NK = feature_NK - feature_NK.mean(0)
-    return centred_NK @ centred_NK.T
-
-
 def _statistics(kernel_PP: Tensor, first_RP: Tensor) -> Tensor:
     """MMD^2 for every labelling of the pooled samples; first groups all have the same size."""
     first_RP = first_RP.to(kernel_PP)
@@ -452,9 +438,3 @@ def _statistics(kernel_PP: Tensor, first_RP: Tensor) -> Tensor:
 
 def _rounding(kernel_PP: Tensor) -> float:
     return ROUNDING * float(kernel_PP.diagonal().mean())
-
-
-def _spread(kernel_PP: Tensor) -> float:
-    """Trace of the unbiased covariance of one group."""
-    scatter = kernel_PP.trace() - kernel_PP.mean() * len(kernel_PP)
-    return float(scatter / (len(kernel_PP) - 1))
