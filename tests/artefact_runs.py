@@ -8,7 +8,7 @@ from dograph.data.corpus import Corpus
 from dograph.eval.evaluate import EvalRequest
 from dograph.models.build import build_model
 from dograph.reproduce import session
-from dograph.reproduce.artefacts import Wanted, build_asks, find_artefact
+from dograph.reproduce.artefacts import Wanted, build_ask, find_artefact
 from dograph.reproduce.session import print_outcome
 from dograph.train.checkpoint import save_model
 from lab_runs import Here
@@ -108,9 +108,9 @@ def silent(*_):
 
 def made(asked, request=None):
     """The outcome, what is stored of it, the text of the page, and what was trained."""
-    pool, request, asks = Here(), request or EvalRequest(), build_asks(asked)
-    session.check(asked, asks, request, silent)
-    study = session.train(asked, asks, pool, silent)
+    pool, request, ask = Here(), request or EvalRequest(), build_ask(asked)
+    session.check(asked, ask, request, silent)
+    study = session.train(asked, ask, pool, silent)
     outcome = session.finish(study, request, asked.folder, silent)
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     print_outcome(console, asked.artefact, outcome)

@@ -26,7 +26,7 @@ dograph reproduce gpt2-medium --benchmarks data/benchmarks
 dograph reproduce cost --workers 1                   the same runs, timed
 dograph reproduce objectives train.steps=100 --seeds 2
 dograph reproduce num-domains --methods uniform,m7,m11
-dograph reproduce model-scale model.preset=gpt2-mini,gpt2-small
+dograph reproduce validation-loss model.preset=gpt2-small --out reproduce/small
 dograph reproduce gpt2-small --scale paper           20,000 steps per run
 
 The first rows are natural and inverse-norm, which need no domains, then uniform, the baseline of
@@ -42,7 +42,7 @@ def reproduce(
         None,
         "settings of every run, as in `dograph train`. data.corpus: a prepared corpus (default: "
         "data/slimpajama-mini or data/pile-mini; with --scale paper data/slimpajama-6b or "
-        "data/pile). For model-scale, model.preset may name several models, separated by commas",
+        "data/pile)",
         "[NAME=VALUE]...",
     ),
     scale: Literal["mini", "paper"] = option("mini", "minutes per run, or as in the paper"),
@@ -82,7 +82,7 @@ def _run(
 ) -> None:
     from dograph.eval.evaluate import EvalRequest
     from dograph.reproduce import session
-    from dograph.reproduce.artefacts import build_asks, require_corpus
+    from dograph.reproduce.artefacts import build_ask, require_corpus
 
     artefact = wanted.artefact
     has_task_options = request != EvalRequest(batch_size=request.batch_size)
@@ -91,23 +91,21 @@ def _run(
             "--benchmarks, --tasks, --limit and --with are for the tables of downstream tasks; "
             f"{artefact.name} has none"
         )
-    build_asks(wanted)  # refuses wrong settings before a corpus is prepared
+    build_ask(wanted)  # refuses wrong settings before a corpus is prepared
     if wanted.named_corpus is None:
         require_corpus(wanted)
     corpus_folder = json.dumps(str(console.ensured(wanted.corpus_name)))  # quoted, as YAML
     wanted = replace(wanted, settings=(*wanted.settings, f"data.corpus={corpus_folder}"))
-    asks, folder = build_asks(wanted), wanted.folder
+    ask, folder = build_ask(wanted), wanted.folder
     with stages("items") as report:
-        corpus = session.check(wanted, asks, request, report)
+        corpus = session.check(wanted, ask, request, report)
     if dry_run:
-        for line in session.forecast(asks, corpus):
-            print(line)
+        print("\n".join(session.forecast(ask, corpus)))
         return
-    device = next(iter(asks.values())).config.train.device
     try:
         with console.stoppable(f"finished cells are in {folder}"):
-            with console.open_pool(device, *where) as pool:
-                study = session.train(wanted, asks, pool, say)
+            with console.open_pool(ask.config.train.device, *where) as pool:
+                study = session.train(wanted, ask, pool, say)
             with stages("models", live=request.using == "builtin") as report:
                 outcome = session.finish(study, request, folder, report)
     except KeyboardInterrupt:

@@ -1,11 +1,10 @@
 """Read a run's records and show them: explanations of steps, domain graphs, losses per source."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import pstdev
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from dograph.data.corpus import Block, Corpus
 from dograph.data.sampler import WeightLog, sample_origin
 from dograph.domains.graph import DomainGraph
 from dograph.domains.partition import agreement_of_counts
-from dograph.errors import ConfigError, DographError, RunError
+from dograph.errors import DographError, RunError
 from dograph.mixers.registry import build_mixer
 from dograph.records import (
     Row,
@@ -307,24 +306,3 @@ def loss_cells(row: Row, name: str) -> list[str]:
     units = {"loss_nats": ".4f", "ppl": ".1f", "bits_per_byte": ".3f"}
     values = [(row.get(f"{name}/{unit}"), shape) for unit, shape in units.items()]
     return ["" if value is None else format(value, shape) for value, shape in values]
-
-
-class Balance(NamedTuple):
-    """How different the losses of the sources are."""
-
-    spread: float  # standard deviation over sources
-    gap: float  # worst minus best
-
-
-def balance(losses: Mapping[str, float]) -> Balance:
-    """Is every source learned equally well? Standard deviation and worst-best gap, in nats.
-
-    The standard deviation divides by the number of sources S: they are the whole population.
-    NaN counts as the worst loss, and then spread and gap are not finite. Sources differ in how well
-    any model can predict them: compare with a baseline.
-    """
-    if len(losses) < 2:
-        raise ConfigError(f"balance needs at least 2 sources, got {sorted(losses)}")
-    values = sorted(losses.values(), key=lambda loss: math.inf if math.isnan(loss) else loss)
-    spread = pstdev(values) if all(map(math.isfinite, values)) else math.nan
-    return Balance(spread, values[-1] - values[0])

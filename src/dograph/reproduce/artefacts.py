@@ -1,8 +1,8 @@
 """The paper's tables and figures as data: the runs that each needs, their scale and their corpus.
 
 Artefacts that need the same runs share a folder, so nothing is trained twice. An artefact and the
-user's options give one comparison (`dograph.compare`), or one per model size. The settings of a
-mini run are plain nested values, so that scripts can use the same runs:
+user's options give one comparison (`dograph.compare`). The settings of a mini run are plain nested
+values, so that scripts can use the same runs:
 
     from dograph.reproduce.artefacts import mini
     config = parse_config(mini({"data": {"corpus": "data/mine"}}), "mine")
@@ -18,7 +18,6 @@ from dograph.compare.arms import Ask, parse_methods, parse_seeds
 from dograph.config import RUN_PRESETS, RunConfig, merge, parse_config, parse_override
 from dograph.data.corpus import MANIFEST
 from dograph.errors import ConfigError, CorpusError, did_you_mean
-from dograph.models.presets import PRESETS
 from dograph.plan.lab import default_proxy
 from dograph.reproduce.paper import DOWNSTREAM, NUM_DOMAINS, OBJECTIVES
 from dograph.train.distributed import pick_device
@@ -96,7 +95,6 @@ class Artefact:
     baseline: str = BASELINE
     mini: Mapping[str, Any] = field(default_factory=dict)  # changes to MINI
     data: Literal["slimpajama", "pile"] = "slimpajama"
-    sizes: Mapping[Scale, tuple[str, ...]] = field(default_factory=dict)  # models to train
 
     @property
     def kind(self) -> str:
@@ -129,18 +127,12 @@ _PROBES: dict[str, Any] = {
     "baseline": "equal",
     "mini": SHORT | PROBED,
 }
-_SIZES = {
-    "mini": ("gpt2-proxy", "gpt2-mini", "gpt2-small"),
-    "paper": ("gpt2-mini", "gpt2-small", "gpt2-medium"),
-}
-_SOME = (*LEAD, BASELINE, "regmix", "dograph-paper", "dograph")
 _SETTINGS: dict[str, dict[str, Any]] = {  # where they are not the defaults
     "gpt2-small": {"model": "gpt2-small"},
     "llama-1.1b": {"model": "llama-1.1b"} | _LLAMA,
     "llama-3.2-3b": {"model": "llama-3.2-3b"} | _LLAMA,
     "objectives": {"methods": (*LEAD, BASELINE, *_OBJECTIVES), "mini": SHORT, "runs": "objectives"},
     "num-domains": {"methods": (*LEAD, BASELINE, *_DOMAINS), "mini": SHORT, "runs": "num-domains"},
-    "model-scale": {"methods": _SOME, "sizes": _SIZES, "runs": "model-scale"},
     "gradient-pca": _PROBES,
     "clusters": _PROBES,
     "cost": {"model": "gpt2-mini"},
@@ -152,13 +144,11 @@ _ROWS = {  # what it shows, and its label in the paper
     "llama-1.1b": (f"{_TASKS}, LLaMA-1.1B on the Pile", "tab:benchmark_joint_1"),
     "llama-3.2-3b": (f"{_TASKS}, LLaMA-3.2-3B on the Pile", "tab:benchmark_joint_2"),
     "validation-loss": ("validation loss of every method", "tab:pretrain_results"),
-    "objectives": ("the four objectives: loss, complexity, time per solve", "tab:opt_objectives"),
+    "objectives": ("validation loss with each of the four objectives", "tab:opt_objectives"),
     "num-domains": ("validation loss with m = 7, 9, 11, 13, 15 domains", "fig:cluster_granularity"),
-    "model-scale": ("validation loss by model size", "fig:domain_bias"),
     "gradient-pca": ("do sources merge in gradient space? (Figure 1)", "fig:domain_evolution"),
     "clusters": ("the sources in 11 domains, early and late", "fig:model_centric_domains"),
     "cost": ("seconds and FLOPs of every method, including plans", "fig:efficiency_h200"),
-    "balance": ("how far apart the losses of the sources are", "Sections 1 and 3.2, in words"),
 }
 ARTEFACTS: dict[str, Artefact] = {
     name: Artefact(name, line, where, **_SETTINGS.get(name, {}))
@@ -175,7 +165,6 @@ def find_artefact(name: str) -> Artefact:
     return ARTEFACTS[name]
 
 
-WHOLE = ""  # name of the only comparison, where an artefact does not have several model sizes
 _OWN_OPTIONS = {  # settings that have options of their own
     "mixer": "--methods names the mixers",
     "seed": "--seeds names the seeds",
@@ -207,7 +196,7 @@ class Wanted:
 
     artefact: Artefact
     scale: Scale = "mini"
-    settings: tuple[str, ...] = ()  # of every run; model.preset may name several models
+    settings: tuple[str, ...] = ()  # of every run
     seeds: str | None = None
     methods: str | None = None
     proxy: tuple[str, ...] = ()
@@ -236,28 +225,6 @@ class Wanted:
         return self.named_corpus or f"data/{default}"
 
 
-def build_asks(wanted: Wanted) -> dict[str, Ask]:
-    """One comparison, or one per model size under the size's name; does not open the corpus."""
-    changes, sizes = wanted.changes, wanted.artefact.sizes
-    for name, instead in _OWN_OPTIONS.items():
-        if name in changes:
-            raise ConfigError(f"{name} cannot be set here: {instead}")
-    if not sizes:
-        return {WHOLE: _ask(wanted, changes, wanted.folder)}
-    model = changes.get("model") or {}
-    given = str(model.get("preset") or ",".join(sizes[wanted.scale]))
-    named = [name.strip() for name in given.split(",") if name.strip()]
-    if "path" in model or len(set(named)) < len(named) or not set(named) <= set(PRESETS):
-        raise ConfigError(
-            f'{wanted.artefact.name} trains several models, got model.preset="{given}": give names '
-            f"of models, separated by commas, each of them once; allowed: {', '.join(PRESETS)}"
-        )
-    return {
-        size: _ask(wanted, merge(changes, {"model": {"preset": size}}), wanted.folder / size)
-        for size in named
-    }
-
-
 def require_corpus(wanted: Wanted) -> None:
     """Refuse a folder that is not a corpus, with the command that prepares it."""
     folder, data = Path(wanted.corpus_name), DATASETS[wanted.artefact.data]
@@ -272,9 +239,15 @@ def require_corpus(wanted: Wanted) -> None:
     )
 
 
-def _ask(wanted: Wanted, changes: Mapping[str, Any], out: Path) -> Ask:
-    """The comparison; --methods may use our labels and the syntax of `dograph compare`."""
-    config, artefact = _config(wanted, changes), wanted.artefact
+def build_ask(wanted: Wanted) -> Ask:
+    """The comparison; --methods may use our labels and the syntax of `dograph compare`.
+
+    It does not open the corpus.
+    """
+    for name, instead in _OWN_OPTIONS.items():
+        if name in wanted.changes:
+            raise ConfigError(f"{name} cannot be set here: {instead}")
+    config, artefact = _config(wanted), wanted.artefact
     text = spelled_out(wanted.methods or ",".join(artefact.methods))
     if not re.search(rf"(?<![^,]){re.escape(artefact.baseline)}=", text):
         text = f"{SPECS[artefact.baseline]},{text}"
@@ -297,13 +270,14 @@ def _ask(wanted: Wanted, changes: Mapping[str, Any], out: Path) -> Ask:
         seeds=tuple(parse_seeds(seeds, config.seed)),
         budget="tokens",
         replan=False,
-        out=out,
+        out=wanted.folder,
         lab=wanted.lab,
         command=wanted.command,
     )
 
 
-def _config(wanted: Wanted, changes: Mapping[str, Any]) -> RunConfig:
+def _config(wanted: Wanted) -> RunConfig:
+    changes = wanted.changes
     train = changes.get("train") or {}
     if wanted.scale == "paper":
         values = RUN_PRESETS[f"paper-{wanted.artefact.model}"]
@@ -318,7 +292,7 @@ def _config(wanted: Wanted, changes: Mapping[str, Any]) -> RunConfig:
     steps, asked = values["train"]["steps"], train.get("steps")
     if isinstance(asked, int) and asked > 0:  # warm-up keeps its share of the run
         own["optim"] = {"warmup_steps": round(values["optim"]["warmup_steps"] * asked / steps)}
-    merged = merge(values, own, dict(changes)) | {"mixer": {"name": "uniform"}}
+    merged = merge(values, own, changes) | {"mixer": {"name": "uniform"}}
     return parse_config(merged, f"{wanted.artefact.name}, scale {wanted.scale}", changes)
 
 

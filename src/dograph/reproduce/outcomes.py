@@ -5,22 +5,15 @@ over the runs: all answer the same questions, so more seeds do not make it small
 """
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
-import torch
-
 from dograph.compare.findings import CellFindings
 from dograph.compare.tables import TextTable
-from dograph.domains.objectives import build_objective
-from dograph.domains.partition import partition
 from dograph.eval.evaluate import limited_tasks
-from dograph.eval.recorded import balance as balance_of
 from dograph.reproduce import paper
 from dograph.reproduce.artefacts import BASELINE
 from dograph.reproduce.paper import AVERAGE
@@ -32,18 +25,11 @@ from dograph.reproduce.verdicts import (
     Rows,
     RunMetric,
     Study,
-    Verdict,
     losses,
     rows_of,
     table_of,
 )
-from dograph.rng import stream
-from dograph.stats import PER_CENT, PER_CENT_CHANGE, Estimate, median_estimate, median_record
-from dograph.train.distributed import pick_device
-from dograph.types import Domains
-
-SAMPLES, WIDTH, NUM_DOMAINS = 48, 5120, 11  # of a timed solve: the paper's size
-UNTIMED, TIMED = 5, 60
+from dograph.stats import PER_CENT, PER_CENT_CHANGE, Estimate
 
 
 def _versus(metric: RunMetric, other: str, key: str | None = None) -> MetricColumn:
@@ -82,14 +68,14 @@ def _lower(
 
 def validation_loss(study: Study) -> Reproduction:
     """tab:pretrain_results, in nats."""
-    loss, methods = losses(study.only), study.only.methods
+    loss, methods = losses(study.findings), study.findings.methods
     printed = paper.VALIDATION_LOSS
     change = {label: value - printed[BASELINE] for label, value in printed.items()}
     perplexity = {label: math.exp(value) for label, value in printed.items()}
     over_text = {m.label: m.differences.mean.over_items for m in methods if m.differences}
     columns = [
         *_loss_columns(loss, BASELINE),
-        MetricColumn("natural", losses(study.only, "natural").mean),
+        MetricColumn("natural", losses(study.findings, "natural").mean),
         MetricColumn("over_text", over_text.get, "text [95 %]", "[+.3f]", BASELINE),
         MetricColumn("paper", printed.get, 'paper "PPL"', ".2f"),
         MetricColumn("", perplexity.get, "exp", ".1f"),
@@ -111,91 +97,30 @@ def validation_loss(study: Study) -> Reproduction:
 
 
 def objectives(study: Study) -> Reproduction:
-    """tab:opt_objectives, in nats, with solves timed on this machine."""
-    loss, best = losses(study.only), "uncertainty"
-    device = study.only.config["train"]["device"]
-    times = solve_times(device)
-    about = {"device": str(pick_device(device)), "samples": SAMPLES, "num_domains": NUM_DOMAINS}
-    solves = {name: median_record(estimate) | about for name, estimate in times.items()}
+    """tab:opt_objectives, in nats."""
+    loss, best = losses(study.findings), "uncertainty"
     printed = {name: loss for name, (_, loss) in paper.OBJECTIVES.items()}
     complexity = {name: text for name, (text, _) in paper.OBJECTIVES.items()}
     change = {name: value - printed[best] for name, value in printed.items()}
     columns = [
         *_loss_columns(loss, best),
         _versus(loss, BASELINE),
-        MetricColumn("solve_ms", solves.get),
         MetricColumn("paper", printed.get, 'paper "PPL"', ".2f"),
         MetricColumn("paper_difference", change.get, f"vs. {best}", "+.2f", best),
-        MetricColumn("paper_complexity", complexity.get),
+        MetricColumn("paper_complexity", complexity.get, "complexity"),
     ]
-    tables = [
-        table_of("objectives of DoGraph: validation loss", "objective", study.rows, columns),
-        TextTable(
-            f"one solve with {NUM_DOMAINS} domains: milliseconds here, complexity in the paper",
-            ("objective", "ms [95 %]", "complexity"),
-            [[name, ms.text(".3f"), complexity[name]] for name, ms in times.items()],
-        ),
-    ]
+    table = table_of("objectives of DoGraph: validation loss", "objective", study.rows, columns)
     verdicts = [
         _lower(loss, best, name, f"{best} below {name}", printed[best] - printed[name])
         for name in printed
         if name != best
     ]
-    return Reproduction(tables, rows_of(study.rows, columns), [*verdicts, _cheapest(times)])
-
-
-def solve_times(device: str) -> dict[str, Estimate]:
-    """Median milliseconds of one solve of each of the paper's objectives, taking turns.
-
-    A solve starts from the domain statistics and ends when the weights are on the device. On a
-    GPU each one is synchronized, so this is a latency, launches included.
-    """
-    place = pick_device(device)
-    domains = example_domains().to(place)
-    solvers = {name: build_objective(name) for name in paper.OBJECTIVES}
-    spent: dict[str, list[float]] = {name: [] for name in solvers}
-    for turn in range(UNTIMED + TIMED):
-        for name, solve in solvers.items():
-            start = time.perf_counter()
-            solve(domains)
-            if place.type == "cuda":
-                torch.cuda.synchronize(place)
-            if turn >= UNTIMED:
-                spent[name].append(1e3 * (time.perf_counter() - start))
-    return {name: median_estimate(times) for name, times in spent.items()}
-
-
-def example_domains() -> Domains:
-    """48 sketches around a few directions of different length; every domain has samples."""
-    draws = stream(0, "reproduce", "solving")
-    label_B = torch.arange(SAMPLES) % NUM_DOMAINS
-    centre_MK = torch.from_numpy(draws.standard_normal((NUM_DOMAINS, WIDTH)))
-    noise_BK = torch.from_numpy(draws.standard_normal((SAMPLES, WIDTH)))
-    length_B1 = 1 + label_B[:, None] / 4
-    sketch_BK = (0.3 * centre_MK[label_B] + noise_BK) * length_B1
-    return partition(sketch_BK.float(), label_B, NUM_DOMAINS)
-
-
-def _cheapest(times: Mapping[str, Estimate]) -> Claim:
-    """Robust is the fastest if the interval of its median lies below those of all others."""
-    ends = {name: solve.interval for name, solve in times.items() if solve.interval is not None}
-    own = ends.pop("robust")
-    faster = [name for name in ends if ends[name].high < own.low]
-    rival = min(faster or ends, key=lambda name: ends[name].low)
-    verdict: Verdict = "unclear"
-    text = "not confirmed, the intervals overlap"
-    if own.high < ends[rival].low:
-        verdict, text = "confirmed", "confirmed"
-    elif faster:
-        verdict, text = "opposite", "not confirmed, the opposite holds"
-    shown = f"{times['robust'].text('.3f')} ms, {rival} {times[rival].text('.3f')} ms"
-    claim = Claim("robust softmax has the lowest computational cost", -1, "robust")
-    return claim.concluded(verdict, f"; here {shown}: {text}")
+    return Reproduction([table], rows_of(study.rows, columns), verdicts)
 
 
 def num_domains(study: Study) -> Reproduction:
     """fig:cluster_granularity, a picture: a U shape with its minimum at 11."""
-    loss, best = losses(study.only), f"m{paper.BEST_NUM_DOMAINS}"
+    loss, best = losses(study.findings), f"m{paper.BEST_NUM_DOMAINS}"
     columns = [*_loss_columns(loss, best), _versus(loss, BASELINE, key="")]
     table = table_of("validation loss by number of domains m", "domains", study.rows, columns)
     verdicts = [
@@ -206,64 +131,9 @@ def num_domains(study: Study) -> Reproduction:
     return Reproduction([table], rows_of(study.rows, columns), verdicts)
 
 
-def model_scale(study: Study) -> Reproduction:
-    """fig:domain_bias, a picture: losses fall with size, and DoGraph's are the lowest."""
-    by_size = {size: losses(findings) for size, findings in study.findings.items()}
-    rows: Rows = {label: {} for label in study.rows}
-    means, differences, verdicts = [], [], []
-    for size, loss in by_size.items():
-        columns = _loss_columns(loss, BASELINE)
-        for label, metrics in rows_of(study.rows, columns).items():
-            rows[label][size] = metrics
-        means.append(replace(columns[0], head=size))
-        differences.append(replace(columns[2], head=size))
-    others = [label for label in study.rows if label != BASELINE]
-    tables = [
-        table_of("validation loss in nats ± 95 % by model size", "method", study.rows, means),
-        table_of("validation loss vs. uniform [95 %] by model size", "method", others, differences),
-    ]
-    for label in SUBJECTS:
-        for size, loss in by_size.items():
-            for rival in (BASELINE, "regmix"):
-                says = f"DoGraph below {paper.NAMES[rival]} at {size}"
-                verdicts.append(_lower(loss, label, rival, says))
-    for small, large in pairwise(by_size):
-        for label in rows:
-            # Paired by seed: models of both sizes see the same text in the same order.
-            both = RunMetric({size: by_size[size].by_seed(label) for size in (large, small)})
-            claim = Claim(f"the loss of {label} falls from {small} to {large}", -1, label)
-            verdicts.append(claim.judge(both.difference(large, small)))
-    return Reproduction(tables, rows, verdicts)
-
-
-def balance(study: Study) -> Reproduction:
-    """How far apart the losses of the sources are; the paper describes it in words only."""
-    metrics = {
-        "spread": RunMetric.read(study.only, lambda cell: balance_of(cell.losses).spread),
-        "gap": RunMetric.read(study.only, lambda cell: balance_of(cell.losses).gap),
-        "worst": losses(study.only, "worst"),
-    }
-    means = [MetricColumn(name, m.mean, f"{name} ± 95 %", "±.3f") for name, m in metrics.items()]
-    changes = [_versus(m, BASELINE, f"{name}_less_uniform") for name, m in metrics.items()]
-    title = "losses over sources in nats: standard deviation, worst minus best, worst"
-    shown = [column for pair in zip(means, changes, strict=True) for column in pair]
-    says = "DoGraph more balanced over sources than Uniform"
-    verdicts = [
-        _lower(metrics[name], label, BASELINE, f"{says} ({name})")
-        for label in SUBJECTS
-        for name in ("spread", "gap")
-    ]
-    notes = [
-        "some sources are easier to predict for any model: look at the difference to uniform",
-        "the paper describes balance in words and prints no number for it",
-    ]
-    table = table_of(title, "method", study.rows, shown[:-1])
-    return Reproduction([table], rows_of(study.rows, [*means, *changes]), verdicts, notes)
-
-
 def cost(study: Study) -> Reproduction:
     """fig:efficiency_h200: seconds and FLOPs with plans, compared with uniform and RegMix."""
-    findings, change = study.only, RunMetric.percent_change
+    findings, change = study.findings, RunMetric.percent_change
     parts = ("train", "plan", "total")
     seconds = {part: RunMetric.read(findings, attrgetter(f"seconds.{part}")) for part in parts}
     train, total = seconds["train"], seconds["total"]
@@ -336,7 +206,7 @@ def downstream(study: Study) -> Reproduction:
 
 def _accuracy(study: Study, task: str) -> tuple[RunMetric, list[MetricColumn]]:
     """Of a task or the average, in per cent: acc_norm of tasks that have it, else acc."""
-    printed, cells = study.artefact.name, study.only.finished
+    printed, cells = study.artefact.name, study.findings.finished
     scores: dict[str, Any] = {}  # value and standard error, by cell
     for cell in cells:
         record = study.scores[cell.label]
@@ -359,7 +229,7 @@ def _accuracy(study: Study, task: str) -> tuple[RunMetric, list[MetricColumn]]:
         own, base = in_paper(label), in_paper(BASELINE)
         return None if own is None or base is None else own - base
 
-    metric = RunMetric.read(study.only, per_cent, PER_CENT, PER_CENT_CHANGE)
+    metric = RunMetric.read(study.findings, per_cent, PER_CENT, PER_CENT_CHANGE)
     return metric, [
         MetricColumn("accuracy", metric.mean, "here ± 95 %", "±.2f"),
         replace(_versus(metric, BASELINE), shape="[+.2f]"),

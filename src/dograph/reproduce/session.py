@@ -1,6 +1,6 @@
 """An artefact from start to end: runs, evaluation, tables, verdicts, files. Resumable.
 
-OUT/ask.json, plans/, cells/, compare.json   the comparison (dograph.compare); by size: OUT/<size>/
+OUT/ask.json, plans/, cells/, compare.json   the comparison (dograph.compare)
 OUT/cells/*/eval.json                        downstream: the scores of each model
 OUT/reproduce.json                           every artefact made of these runs, by name
 """
@@ -44,17 +44,15 @@ MAKERS: dict[str, Callable[[Study], Reproduction]] = {
     "validation-loss": outcomes.validation_loss,
     "objectives": outcomes.objectives,
     "num-domains": outcomes.num_domains,
-    "model-scale": outcomes.model_scale,
     "gradient-pca": seen.gradient_pca,
     "clusters": seen.clusters,
     "cost": outcomes.cost,
-    "balance": outcomes.balance,
 }
 
 
-def check(wanted: Wanted, asks: Mapping[str, Ask], request: EvalRequest, report: Report) -> Corpus:
+def check(wanted: Wanted, ask: Ask, request: EvalRequest, report: Report) -> Corpus:
     """Refuse before training whatever would fail after hours of it."""
-    corpus, *_ = (open_corpus(ask) for ask in asks.values())
+    corpus = open_corpus(ask)
     if wanted.artefact.kind == "downstream":
         if corpus.manifest.tokenizer.file is None:
             raise ConfigError(
@@ -64,7 +62,7 @@ def check(wanted: Wanted, asks: Mapping[str, Ask], request: EvalRequest, report:
         check_with(request.using)
         read_documents(request, report)
     if wanted.artefact.is_probed:
-        config = next(iter(asks.values())).config
+        config = ask.config
         blocks = blocks_by_source(corpus, "validation", config.data.seq_len)
         rows = equal_shares(blocks, config.probe.rows)
         if sum(number >= LEAST_ROWS for number in rows.values()) < 2:
@@ -77,28 +75,21 @@ def check(wanted: Wanted, asks: Mapping[str, Ask], request: EvalRequest, report:
     return corpus
 
 
-def forecast(asks: Mapping[str, Ask], corpus: Corpus) -> Iterator[str]:
+def forecast(ask: Ask, corpus: Corpus) -> Iterator[str]:
     """The expected cost: cells, steps, tokens, FLOPs."""
-    for size, ask in asks.items():
-        name = f"{size}: " if size else ""
-        yield f"{name}{ask.out}: {ask.config.tokens:,} tokens per run on {corpus.directory}"
-        labels = [method.label for method in ask.methods]
 
-        def without(refused: list[str], labels: list[str] = labels) -> str:
-            others = ",".join(label for label in labels if label not in refused)
-            return f"leave {', '.join(refused)} out: --methods {others}"
+    def without(refused: list[str]) -> str:
+        others = ",".join(m.label for m in ask.methods if m.label not in refused)
+        return f"leave {', '.join(refused)} out: --methods {others}"
 
-        yield from forecast_lines(ask, corpus, without)
+    yield f"{ask.out}: {ask.config.tokens:,} tokens per run on {corpus.directory}"
+    yield from forecast_lines(ask, corpus, without)
 
 
-def train(wanted: Wanted, asks: Mapping[str, Ask], pool: Pool, say: Say) -> Study:
+def train(wanted: Wanted, ask: Ask, pool: Pool, say: Say) -> Study:
     """Train the missing runs; artefacts with the same runs share their folder."""
-    findings = {}
-    for size, ask in asks.items():
-        if size:
-            say(f"{size}:")
-        findings[size] = run_compare(ask, pool, say, shares_folder=True)
-    return Study(wanted.artefact, wanted.scale, asks, findings)
+    findings = run_compare(ask, pool, say, shares_folder=True)
+    return Study(wanted.artefact, wanted.scale, ask, findings)
 
 
 def evaluate_cells(
@@ -156,12 +147,9 @@ _NOT_LISTED = {
 
 def setup_differences(study: Study) -> Iterator[str]:
     """What differs between these runs and the paper's, one line each."""
-    artefact, ask = study.artefact, next(iter(study.asks.values()))
+    artefact, ask = study.artefact, study.ask
     ours, theirs = ask.config, resolve_config(f"paper-{artefact.model}", [])
     here, there = (config.model_dump(mode="json") for config in (ours, theirs))
-    if artefact.sizes:
-        yield f"models: {', '.join(study.asks)}; paper: GPT-2 sizes that its figure does not name"
-        del here["model"]["preset"]
     changed = []
     for section in _PARTS:
         for name, value in here[section].items():
@@ -172,7 +160,7 @@ def setup_differences(study: Study) -> Iterator[str]:
     if changed:
         yield f"settings: {', '.join(changed)}"
     yield f"a run: {ours.tokens:,} tokens; paper: {theirs.tokens:,}"
-    corpus = next(iter(study.findings.values())).corpus
+    corpus = study.findings.corpus
     part = "20 % of " if artefact.is_probed else ""
     yield (
         f"corpus: {corpus.folder}, {sum(corpus.tokens.values()):,} tokens of {len(corpus.tokens)} "
@@ -205,11 +193,11 @@ def setup_differences(study: Study) -> Iterator[str]:
 
 def finish(study: Study, request: EvalRequest, out: Path, report: Report) -> Reproduction:
     """Evaluate, make the tables and the verdicts, and write reproduce.json."""
-    artefact, ask = study.artefact, next(iter(study.asks.values()))
+    artefact, ask, findings = study.artefact, study.ask, study.findings
     evaluation: dict[str, Any] | None = None
     if artefact.kind == "downstream":
         request = replace(request, device=ask.config.train.device)
-        scores = evaluate_cells(study.only, request, Corpus(ask.config.data.corpus), report)
+        scores = evaluate_cells(findings, request, Corpus(ask.config.data.corpus), report)
         study = replace(study, scores=scores)
         evaluation = {
             "scorer": request.using,
@@ -218,18 +206,12 @@ def finish(study: Study, request: EvalRequest, out: Path, report: Report) -> Rep
             "limit": request.limit,
             "dtype": request.dtype,
         }
-    outcome, first = MAKERS[artefact.kind](study), next(iter(study.findings.values()))
-    warnings = [
-        f"{size}: {note}" if size else note
-        for size, findings in study.findings.items()
-        for note in findings.notes
-        if note.startswith(("warning", "failed", "plan of"))
-    ]
+    outcome, kinds = MAKERS[artefact.kind](study), ("warning", "failed", "plan of")
     outcome = replace(
         outcome,
         setup=list(setup_differences(study)),
-        notes=[*outcome.notes, *warnings],
-        failures={k: v for f in study.findings.values() for k, v in f.failures.items()},
+        notes=[*outcome.notes, *(note for note in findings.notes if note.startswith(kinds))],
+        failures=findings.failures,
     )
     record = {
         "where": artefact.where,
@@ -237,13 +219,13 @@ def finish(study: Study, request: EvalRequest, out: Path, report: Report) -> Rep
         "scale": study.scale,
         "command": ask.command,
         "seeds": ask.seeds,
-        "corpus": first.corpus,
+        "corpus": findings.corpus,
         "environment": describe_environment(),
         "device": str(pick_device(ask.config.train.device)),
-        "config": {size: own.config.model_dump(mode="json") for size, own in study.asks.items()},
-        "proxy": first.proxy,
+        "config": {"": ask.config.model_dump(mode="json")},  # keyed as in older files
+        "proxy": findings.proxy,
         "mixers": {method.label: method.mixer for method in ask.methods},
-        "comparisons": [str(own.out / REPORT) for own in study.asks.values()],
+        "comparisons": [str(ask.out / REPORT)],
         "evaluation": evaluation,
         "results": outcome.data,
         "verdicts": [claim.record() for claim in outcome.verdicts],

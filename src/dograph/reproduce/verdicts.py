@@ -29,24 +29,18 @@ SUBJECTS = (OURS, DEFAULT)  # the methods that the paper's claims are tested on
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """The finished comparisons of an artefact: one, or one per model size."""
+    """The finished comparison of an artefact."""
 
     artefact: Artefact
     scale: Scale
-    asks: Mapping[str, Ask]
-    findings: Mapping[str, Findings]
+    ask: Ask
+    findings: Findings
     scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # eval.json by cell
-
-    @property
-    def only(self) -> Findings:
-        (findings,) = self.findings.values()
-        return findings
 
     @property
     def rows(self) -> list[str]:
         """Labels in the order of a table's rows: `LEAD` first, then as requested."""
-        labels = next(iter(self.findings.values())).labels
-        return sorted(labels, key=lambda label: (*LEAD, label).index(label))
+        return sorted(self.findings.labels, key=lambda label: (*LEAD, label).index(label))
 
 
 @dataclass(frozen=True, slots=True)

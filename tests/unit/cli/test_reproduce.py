@@ -73,10 +73,8 @@ def test_what_is_refused(pool, arguments, kind, told):
 
 
 def test_a_dry_run_makes_nothing(pool, corpus, tmp_path):
-    out = invoke(
-        "model-scale", *TINY[1:], "model.preset=tiny", f"data.corpus={corpus}", "--dry-run"
-    )
-    for words in ("tiny: ", "30 cells: 6 methods x 5 seeds", "192 tokens per run", "FLOPs"):
+    out = invoke("num-domains", *TINY, f"data.corpus={corpus}", "--dry-run")
+    for words in ("40 cells: 8 methods x 5 seeds", "192 tokens per run", "FLOPs"):
         assert words in out.output
     assert pool.asked == []
     assert not (tmp_path / "reproduce").exists()
@@ -95,15 +93,15 @@ def test_a_dry_run_says_how_to_do_without_plans_that_are_refused(pool, corpus):
 
 
 def test_a_table_is_made_and_the_same_command_goes_on(pool, corpus, tmp_path):
-    arguments = ("balance", *TINY, f"data.corpus={corpus}", "--seeds", "2", "--methods", "natural")
+    arguments = ("cost", *TINY, f"data.corpus={corpus}", "--seeds", "2", "--methods", "natural")
     out = invoke(*arguments, "--out", tmp_path / "mine").stdout
     assert [job.label for job in pool.asked] == [
         f"{method}-s{seed}" for seed in (10, 11) for method in ("uniform", "natural")
     ]
-    for words in ("losses over sources in nats", "natural", "claims of the paper", "results: "):
+    for words in ("cost of a run", "natural", "claims of the paper", "results: "):
         assert words in out
     stored = json.loads((tmp_path / "mine" / "reproduce.json").read_text())
-    assert stored["artefacts"]["balance"]["seeds"] == [10, 11]
+    assert stored["artefacts"]["cost"]["seeds"] == [10, 11]
     again = invoke(*arguments, "--out", tmp_path / "mine").stdout
     assert len(pool.asked) == 4
     assert again == out
@@ -130,6 +128,6 @@ def test_failed_cells_end_with_status_one(pool, corpus):
             run([job], *calls)
 
     pool.run = failing
-    result = invoke("balance", *TINY, *more, code=1)
+    result = invoke("cost", *TINY, *more, code=1)
     assert "failed: bad-s10; the same command tries them again" in result.stderr
     assert "uniform" in result.output

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from dograph.compare.findings import Findings
-from dograph.reproduce.artefacts import Wanted, build_asks, find_artefact
+from dograph.reproduce.artefacts import Wanted, build_ask, find_artefact
 from dograph.reproduce.verdicts import Study
 
 SEEDS = (10, 11, 12, 13, 14)
@@ -90,16 +90,12 @@ def findings(cells, baseline="uniform", config=None):
     )
 
 
-def study(name, made, sizes=None, scores=None, **wanted):
+def study(name, made, scores=None, **wanted):
     """`made` as if it had been trained for the artefact."""
-    if sizes:
-        wanted["settings"] = (f"model.preset={sizes}",)
-    asks = build_asks(Wanted(artefact=find_artefact(name), **wanted))
-    found = {size: made if not sizes else made[size] for size in asks}
-    for size, ask in asks.items():
-        found[size] = replace(found[size], config=ask.config.model_dump(mode="json"))
+    ask = build_ask(Wanted(artefact=find_artefact(name), **wanted))
+    found = replace(made, config=ask.config.model_dump(mode="json"))
     scored = {label: dict(score) for label, score in (scores or {}).items()}
-    return Study(find_artefact(name), "mini", asks, found, scored)
+    return Study(find_artefact(name), "mini", ask, found, scored)
 
 
 def levels(means, seeds=SEEDS, **more):

@@ -16,7 +16,7 @@ from dograph.errors import ConfigError, CorpusError
 from dograph.eval.evaluate import EvalRequest
 from dograph.eval.gradients import read_probe
 from dograph.reproduce import session
-from dograph.reproduce.artefacts import build_asks, find_artefact
+from dograph.reproduce.artefacts import build_ask, find_artefact
 from dograph.reproduce.seen import composition
 from dograph.reproduce.session import stored_scores
 from dograph.stats import mean_estimate
@@ -98,12 +98,11 @@ def test_figures_are_those_of_the_comparison(place, losses):
 
 
 def test_other_tables_of_the_same_runs_train_nothing(place, losses):
-    for name in ("balance", "cost"):
-        outcome, stored, page, trained = made(wanted(place, name, "shared", **THREE))
-        assert trained == []
-        assert set(stored["artefacts"]) >= {"validation-loss", name}
-        assert "dograph-paper" in page
-        assert outcome.tables
+    outcome, stored, page, trained = made(wanted(place, "cost", "shared", **THREE))
+    assert trained == []
+    assert set(stored["artefacts"]) >= {"validation-loss", "cost"}
+    assert "dograph-paper" in page
+    assert outcome.tables
     assert "over RegMix" not in page
     assert "not tested, no finished run of regmix" in page
 
@@ -180,18 +179,6 @@ def test_domains_of_a_probe_are_counted_by_hand(place):
     assert len(table["rows"]) == 1
 
 
-def test_model_sizes_are_comparisons_of_their_own(place):
-    settings = ("model.preset=tiny,demo",)
-    asked = wanted(
-        place, "model-scale", "sizes", methods="dograph-paper", seeds="1", settings=settings
-    )
-    _, stored, page, trained = made(asked)
-    assert trained == ["uniform-s10", "dograph-paper-s10"] * 2
-    assert (place / "sizes" / "demo" / "compare.json").is_file()
-    assert set(stored["artefacts"]["model-scale"]["config"]) == {"tiny", "demo"}
-    assert "models: tiny, demo; paper: GPT-2 sizes" in page
-
-
 def test_plans_are_made_and_counted(place):
     asked = wanted(
         place,
@@ -212,18 +199,18 @@ def test_plans_are_made_and_counted(place):
 def test_what_could_not_be_finished_is_refused_at_first(place):
     asked = wanted(place, "gpt2-small", "refused", **THREE)
     with pytest.raises(CorpusError, match="has no validation"):
-        session.check(asked, build_asks(asked), EvalRequest(benchmarks=place / "in"), silent)
+        session.check(asked, build_ask(asked), EvalRequest(benchmarks=place / "in"), silent)
     write_corpus(place / "bare")
     bare = replace(asked, settings=(*asked.settings, f"data.corpus={place / 'bare'}"))
     with pytest.raises(ConfigError, match="has no tokenizer"):
-        session.check(bare, build_asks(bare), EvalRequest(benchmarks=place / "benchmarks"), silent)
+        session.check(bare, build_ask(bare), EvalRequest(benchmarks=place / "benchmarks"), silent)
     assert not (place / "refused").exists()
 
 
 def test_a_forecast_names_cells_steps_tokens_and_flops(place):
     asked = wanted(place, "num-domains", "forecast", seeds="3")
-    asks = build_asks(asked)
-    lines = list(session.forecast(asks, session.check(asked, asks, EvalRequest(), silent)))
+    ask = build_ask(asked)
+    lines = list(session.forecast(ask, session.check(asked, ask, EvalRequest(), silent)))
     assert "768 tokens per run" in lines[0]
     assert "24 cells: 8 methods x 3 seeds (10, 11, 12)" in lines[1]
     assert any("m15: 4 steps" in line and "FLOPs" in line for line in lines)
