@@ -23,7 +23,6 @@ dograph reproduce                                    list all names
 dograph reproduce validation-loss --dry-run          the cost
 dograph reproduce validation-loss data.corpus=data/mine
 dograph reproduce gpt2-medium --benchmarks data/benchmarks
-dograph reproduce cost --workers 1                   the same runs, timed
 dograph reproduce objectives train.steps=100 --seeds 2
 dograph reproduce num-domains --methods uniform,m7,m11
 dograph reproduce validation-loss model.preset=gpt2-small --out reproduce/small

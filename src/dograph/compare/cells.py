@@ -82,7 +82,7 @@ def _plan(ask: Ask, method: ComparedMethod, seed: int | None, pool: Pool, say: S
         assert ask.proxy is not None
         say(f"plan of {stem}:")
         if seed is not None:
-            method = ComparedMethod(method.label, {**method.mixer, "seed": seed})
+            method = replace(method, mixer={**method.mixer, "seed": seed})
         target = method.config(ask.config)
         plan = make_plan(target, ask.proxy, lab=ask.lab, pool=pool, command=ask.command)
         write_mixture(file, plan)

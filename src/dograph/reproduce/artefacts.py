@@ -8,7 +8,6 @@ values, so that scripts can use the same runs:
     config = parse_config(mini({"data": {"corpus": "data/mine"}}), "mine")
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,12 +77,6 @@ _MIXERS |= _OBJECTIVES | _DOMAINS
 SPECS = {label: f"{label}={_MIXERS.get(label, label)}" for label in (*ALL, *_MIXERS)}
 
 
-def spelled_out(text: str) -> str:
-    """The user's --methods, with each of our labels replaced by its specification."""
-    names = "|".join(map(re.escape, SPECS))
-    return re.sub(rf"(?<![^,])\s*({names})\s*(?![^,])", lambda match: SPECS[match[1]], text)
-
-
 @dataclass(frozen=True, slots=True)
 class Artefact:
     name: str
@@ -135,7 +128,6 @@ _SETTINGS: dict[str, dict[str, Any]] = {  # where they are not the defaults
     "num-domains": {"methods": (*LEAD, BASELINE, *_DOMAINS), "mini": SHORT, "runs": "num-domains"},
     "gradient-pca": _PROBES,
     "clusters": _PROBES,
-    "cost": {"model": "gpt2-mini"},
 }
 _TASKS = "nine downstream tasks"
 _ROWS = {  # what it shows, and its label in the paper
@@ -148,7 +140,6 @@ _ROWS = {  # what it shows, and its label in the paper
     "num-domains": ("validation loss with m = 7, 9, 11, 13, 15 domains", "fig:cluster_granularity"),
     "gradient-pca": ("do sources merge in gradient space? (Figure 1)", "fig:domain_evolution"),
     "clusters": ("the sources in 11 domains, early and late", "fig:model_centric_domains"),
-    "cost": ("seconds and FLOPs of every method, including plans", "fig:efficiency_h200"),
 }
 ARTEFACTS: dict[str, Artefact] = {
     name: Artefact(name, line, where, **_SETTINGS.get(name, {}))
@@ -248,11 +239,9 @@ def build_ask(wanted: Wanted) -> Ask:
         if name in wanted.changes:
             raise ConfigError(f"{name} cannot be set here: {instead}")
     config, artefact = _config(wanted), wanted.artefact
-    text = spelled_out(wanted.methods or ",".join(artefact.methods))
-    if not re.search(rf"(?<![^,]){re.escape(artefact.baseline)}=", text):
-        text = f"{SPECS[artefact.baseline]},{text}"
+    text = wanted.methods or ",".join(artefact.methods)
     try:
-        methods = parse_methods(text, config, artefact.baseline)
+        methods = parse_methods(text, config, artefact.baseline, SPECS)
     except ConfigError as error:
         raise ConfigError(str(error).replace("--mixers", "--methods")) from error
     if artefact.is_probed:
@@ -305,7 +294,7 @@ def _require_probes(name: str, config: RunConfig, unprobed: list[str]) -> None:
             "to some hundreds and probe.at to fractions of the run such as [0.0, 0.1, 1.0]"
         )
     if unprobed:
-        every = parse_methods(",".join(SPECS.values()), config, BASELINE)
+        every = parse_methods(",".join(SPECS), config, BASELINE, SPECS)
         able = ", ".join(method.label for method in every if method.is_sketched)
         raise ConfigError(
             f"{name} needs probes, and runs of {', '.join(unprobed)} take none: their mixers "

@@ -1,4 +1,4 @@
-"""Tables and verdicts made of finished runs: validation losses, downstream accuracies, costs.
+"""Tables and verdicts made of finished runs: validation losses, downstream accuracies.
 
 Means have 95 % t intervals over seeds. The standard error over items is that of one run, averaged
 over the runs: all answer the same questions, so more seeds do not make it smaller.
@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 from dograph.compare.findings import CellFindings
@@ -129,57 +128,6 @@ def num_domains(study: Study) -> Reproduction:
         if m != paper.BEST_NUM_DOMAINS
     ]
     return Reproduction([table], rows_of(study.rows, columns), verdicts)
-
-
-def cost(study: Study) -> Reproduction:
-    """fig:efficiency_h200: seconds and FLOPs with plans, compared with uniform and RegMix."""
-    findings, change = study.findings, RunMetric.percent_change
-    parts = ("train", "plan", "total")
-    seconds = {part: RunMetric.read(findings, attrgetter(f"seconds.{part}")) for part in parts}
-    train, total = seconds["train"], seconds["total"]
-    flops = {method.label: method.flops for method in findings.methods}
-    run = findings.config["train"]
-    tokens = run["steps"] * run["batch_size"] * findings.config["data"]["seq_len"]
-    times = paper.BUDGET_TOKENS / tokens  # to train on the paper's tokens at the speed seen here
-    budget = f"{paper.BUDGET_TOKENS / 1e9:.0f}B tokens"
-
-    def means(label: str) -> dict[str, Estimate]:
-        return {part: metric.mean(label) for part, metric in seconds.items()}
-
-    def flops_over(label: str) -> float:
-        return 100 * (flops[label].total / flops[BASELINE].total - 1)
-
-    def hours(label: str) -> float | None:
-        return times * train.mean(label).value / 3600 if label in train else None
-
-    over = partial(total.percent_change, other=BASELINE)
-    over_regmix = partial(total.percent_change, other="regmix")
-    training_over_regmix = partial(train.percent_change, other="regmix")
-    columns = [
-        MetricColumn("", train.mean, "training s ± 95 %", "±.1f"),
-        MetricColumn("", seconds["plan"].mean, "plan s", ".1f"),
-        MetricColumn("seconds", means),
-        MetricColumn("over_uniform_per_cent", over, "% over uniform [95 %]", "[+.1f]", BASELINE),
-        MetricColumn("over_regmix_per_cent", over_regmix),
-        MetricColumn("training_over_regmix_per_cent", training_over_regmix),
-        MetricColumn("", lambda label: flops[label].total, "FLOPs", ".3g"),
-        MetricColumn("flops", flops.get),
-        MetricColumn("flops_over_uniform_per_cent", flops_over, "% over uniform", "+.1f", BASELINE),
-        MetricColumn("hours_for_the_papers_tokens", hours, f"h for {budget}", ".1f"),
-    ]
-    verdicts = []
-    for label in SUBJECTS:
-        for metric, what in ((train, "training alone"), (total, "including RegMix's plan")):
-            says = f"DoGraph takes more time than RegMix ({what})"
-            claim = Claim(says, 1, label, paper.OVER_REGMIX, ".2f", " %")
-            verdicts.append(claim.judge_against(metric, "regmix", change))
-    notes = [
-        f"paper: {paper.HOURS} h for {budget} on two H200 with DoGraph; the last column is "
-        "training alone on this machine's device, at the speed seen here",
-        "times depend on what else was running; for clean ones give --workers 1 on an idle machine",
-    ]
-    table = table_of("cost of a run; per cent include plans", "method", study.rows, columns)
-    return Reproduction([table], rows_of(study.rows, columns), verdicts, notes)
 
 
 def downstream(study: Study) -> Reproduction:

@@ -9,7 +9,6 @@ Means over seeds have 95 % t intervals, and differences are paired by seed. Inte
 the range of their quantity (`stats.Range`): no loss below 0, no accuracy above 100.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
@@ -72,12 +71,6 @@ class RunMetric:
         """A method minus another, over the seeds that both have."""
         estimate = stats.paired_difference(self.by_seed(label), self.by_seed(other), family)
         return estimate.within(self.difference_range)
-
-    def percent_change(self, label: str, other: str) -> Estimate:
-        """By how many per cent a method is above another, pair by pair."""
-        own, theirs = self.by_seed(label), self.by_seed(other)
-        estimate = stats.paired_difference(own, theirs, of=lambda a, b: 100 * (a / b - 1))
-        return estimate.within((-100.0, math.inf))
 
 
 def losses(findings: Findings, name: str = "mean") -> RunMetric:
@@ -150,16 +143,11 @@ class Claim:
     def judge(self, ours: Estimate) -> Self:
         return self.judge_all({"": ours})
 
-    def judge_against(
-        self,
-        metric: RunMetric,
-        rival: str,
-        change: Callable[[RunMetric, str, str], Estimate] = RunMetric.difference,
-    ) -> Self:
+    def judge_against(self, metric: RunMetric, rival: str) -> Self:
         """By its method's difference to another; not tested if either has no finished run."""
         if missing := [name for name in (self.of, rival) if name not in metric]:
             return self.untested(f"no finished run of {' and of '.join(missing)}")
-        return self.judge(change(metric, self.of, rival))
+        return self.judge(metric.difference(self.of, rival))
 
     def judge_best(self, metric: RunMetric) -> Self:
         """By its method's difference to every other method of the paper."""

@@ -59,11 +59,19 @@ def test_help_shows_examples():
     ("arguments", "kind", "told"),
     [
         (["validation-los"], ConfigError, 'did you mean "validation-loss"'),
-        (["cost"], CorpusError, "dograph data prepare slimpajama-6b --tokenizer gpt2"),
-        (["cost", "data.corpus=nowhere"], CorpusError, "nowhere is not a prepared corpus"),
-        (["cost", "--limit", "9", "data.corpus=demo"], ConfigError, "cost has none"),
-        (["cost", "mixer.name=doge"], ConfigError, "--methods names the mixers"),
-        (["cost", "--seeds", "none"], ConfigError, "--seeds"),
+        (["validation-loss"], CorpusError, "dograph data prepare slimpajama-6b --tokenizer gpt2"),
+        (
+            ["validation-loss", "data.corpus=nowhere"],
+            CorpusError,
+            "nowhere is not a prepared corpus",
+        ),
+        (
+            ["validation-loss", "--limit", "9", "data.corpus=demo"],
+            ConfigError,
+            "validation-loss has none",
+        ),
+        (["validation-loss", "mixer.name=doge"], ConfigError, "--methods names the mixers"),
+        (["validation-loss", "--seeds", "none"], ConfigError, "--seeds"),
     ],
 )
 def test_what_is_refused(pool, arguments, kind, told):
@@ -93,15 +101,28 @@ def test_a_dry_run_says_how_to_do_without_plans_that_are_refused(pool, corpus):
 
 
 def test_a_table_is_made_and_the_same_command_goes_on(pool, corpus, tmp_path):
-    arguments = ("cost", *TINY, f"data.corpus={corpus}", "--seeds", "2", "--methods", "natural")
+    arguments = (
+        "validation-loss",
+        *TINY,
+        f"data.corpus={corpus}",
+        "--seeds",
+        "2",
+        "--methods",
+        "natural",
+    )
     out = invoke(*arguments, "--out", tmp_path / "mine").stdout
     assert [job.label for job in pool.asked] == [
         f"{method}-s{seed}" for seed in (10, 11) for method in ("uniform", "natural")
     ]
-    for words in ("cost of a run", "natural", "claims of the paper", "results: "):
+    for words in (
+        "validation loss, mean over sources",
+        "natural",
+        "claims of the paper",
+        "results: ",
+    ):
         assert words in out
     stored = json.loads((tmp_path / "mine" / "reproduce.json").read_text())
-    assert stored["artefacts"]["cost"]["seeds"] == [10, 11]
+    assert stored["artefacts"]["validation-loss"]["seeds"] == [10, 11]
     again = invoke(*arguments, "--out", tmp_path / "mine").stdout
     assert len(pool.asked) == 4
     assert again == out
@@ -113,7 +134,7 @@ def test_a_stop_is_told_with_where_things_are(pool, corpus, monkeypatch):
 
     monkeypatch.setattr(pool, "run", run)
     more = (f"data.corpus={corpus}", "--seeds", "1", "--methods", "natural")
-    result = invoke("cost", *TINY, *more, code=130)
+    result = invoke("validation-loss", *TINY, *more, code=130)
     assert "the same command goes on; finished cells are in reproduce/mini/methods" in result.stderr
 
 
@@ -128,6 +149,6 @@ def test_failed_cells_end_with_status_one(pool, corpus):
             run([job], *calls)
 
     pool.run = failing
-    result = invoke("cost", *TINY, *more, code=1)
+    result = invoke("validation-loss", *TINY, *more, code=1)
     assert "failed: bad-s10; the same command tries them again" in result.stderr
     assert "uniform" in result.output

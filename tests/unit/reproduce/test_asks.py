@@ -20,7 +20,6 @@ from dograph.reproduce.artefacts import (
     build_ask,
     find_artefact,
     require_corpus,
-    spelled_out,
 )
 from dograph.types import Signals
 
@@ -131,7 +130,7 @@ def test_mini_runs_are_for_everybody_to_import():
 
 def test_tables_of_the_same_runs_share_them():
     folders = {name: artefact.folder("mini") for name, artefact in ARTEFACTS.items()}
-    same = ["gpt2-small", "gpt2-medium", "validation-loss", "cost"]
+    same = ["gpt2-small", "gpt2-medium", "validation-loss"]
     assert len({folders[name] for name in same}) == 1
     asks = [asked(name) for name in same]
     for ask in asks[1:]:
@@ -140,7 +139,7 @@ def test_tables_of_the_same_runs_share_them():
             asks[0].methods,
             asks[0].seeds,
         )
-    assert len({artefact.folder("paper") for artefact in ARTEFACTS.values()}) == 8
+    assert len({artefact.folder("paper") for artefact in ARTEFACTS.values()}) == 7
 
 
 def test_settings_change_every_run_and_warm_up_keeps_its_share():
@@ -148,14 +147,15 @@ def test_settings_change_every_run_and_warm_up_keeps_its_share():
     assert (ask.config.train.steps, ask.config.optim.warmup_steps) == (70, 10)
     ask = asked("validation-loss", settings=("train.steps=70", "optim.warmup_steps=3"))
     assert ask.config.optim.warmup_steps == 3
-    assert asked("cost", proxy=("train.steps=7",)).proxy.train.steps == 7
-    assert asked("cost", seeds="3").seeds == (10, 11, 12)
-    assert asked("cost", seeds="7,").seeds == (7,)
+    assert asked("validation-loss", proxy=("train.steps=7",)).proxy.train.steps == 7
+    assert asked("validation-loss", seeds="3").seeds == (10, 11, 12)
+    assert asked("validation-loss", seeds="7,").seeds == (7,)
 
 
 def test_methods_by_label_or_in_the_language_of_compare():
     ask = asked(
-        "cost", methods="natural,dograph-paper,mine=dograph[recipe=paper,max_relative_weight=3]"
+        "validation-loss",
+        methods="natural,dograph-paper,mine=dograph[recipe=paper,max_relative_weight=3]",
     )
     labels = [method.label for method in ask.methods]
     assert labels == ["uniform", "natural", "dograph-paper", "mine"]
@@ -165,22 +165,23 @@ def test_methods_by_label_or_in_the_language_of_compare():
         "equal",
         "dograph-paper",
     ]
-    assert (
-        spelled_out("a[x=1,y=2],m7")
-        == "a[x=1,y=2],m7=dograph[recipe=paper,sampling=uniform,num_domains=7]"
-    )
+    mixed = asked("num-domains", methods="a=dograph[recipe=paper,num_domains=9], m7").methods
+    assert [method.label for method in mixed] == ["uniform", "a", "m7"]
+    paper = {"name": "dograph", "recipe": "paper"}
+    assert mixed[1].mixer == {**paper, "num_domains": 9}
+    assert mixed[2].mixer == {**paper, "sampling": "uniform", "num_domains": 7}
 
 
 @pytest.mark.parametrize(
     ("name", "more", "told"),
     [
-        ("cost", {"settings": ("mixer.name=uniform",)}, "--methods names the mixers"),
-        ("cost", {"settings": ("seed=1",)}, "--seeds names the seeds"),
-        ("cost", {"settings": ("run=x",)}, "--out names the folder"),
-        ("cost", {"settings": ("train.stepz=1",)}, "did you mean"),
+        ("validation-loss", {"settings": ("mixer.name=uniform",)}, "--methods names the mixers"),
+        ("validation-loss", {"settings": ("seed=1",)}, "--seeds names the seeds"),
+        ("validation-loss", {"settings": ("run=x",)}, "--out names the folder"),
+        ("validation-loss", {"settings": ("train.stepz=1",)}, "did you mean"),
         ("clusters", {"proxy": ("train.steps=2",)}, "--proxy is for planned methods"),
-        ("cost", {"methods": "nonsense"}, '"nonsense" is not known'),
-        ("cost", {"methods": "doge,doge"}, '--methods names "doge" twice'),
+        ("validation-loss", {"methods": "nonsense"}, '"nonsense" is not known'),
+        ("validation-loss", {"methods": "doge,doge"}, '--methods names "doge" twice'),
     ],
 )
 def test_what_is_refused(name, more, told):
@@ -208,7 +209,7 @@ def test_methods_without_probes_are_refused_before_they_train(name):
     for setting in ("probe.rows=0", "probe.at=[]"):
         with pytest.raises(ConfigError, match=r"takes none; leave both at their defaults"):
             asked(name, settings=(setting,))
-    assert asked("cost", methods="natural", settings=("probe.rows=0",))
+    assert asked("validation-loss", methods="natural", settings=("probe.rows=0",))
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
@@ -220,11 +221,15 @@ def test_an_unknown_name_is_answered_with_the_nearest():
     ("name", "scale", "command"),
     [
         (
-            "cost",
+            "validation-loss",
             "mini",
             "prepare slimpajama-6b --tokenizer gpt2 --keep 0.006 --out data/slimpajama-mini",
         ),
-        ("cost", "paper", "prepare slimpajama-6b --tokenizer gpt2 --out data/slimpajama-6b"),
+        (
+            "validation-loss",
+            "paper",
+            "prepare slimpajama-6b --tokenizer gpt2 --out data/slimpajama-6b",
+        ),
         ("llama-1.1b", "mini", "prepare pile --tokenizer gpt2 --keep 0.0005 --out data/pile-mini"),
         ("llama-1.1b", "paper", "prepare pile --tokenizer gpt2 --out data/pile"),
     ],
@@ -241,7 +246,7 @@ def test_a_corpus_that_is_not_there_comes_with_its_command(
     assert ("tokens of it" in told) == (scale == "mini")
 
 
-@pytest.mark.parametrize("name", ["cost", "llama-1.1b"])
+@pytest.mark.parametrize("name", ["validation-loss", "llama-1.1b"])
 def test_the_command_of_the_message_is_understood(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CorpusError) as caught:
@@ -256,7 +261,7 @@ def test_the_command_of_the_message_is_understood(name, tmp_path, monkeypatch):
 
 
 def test_the_folder_is_the_users_or_the_runs_own():
-    wanted = Wanted(artefact=find_artefact("cost"), out=Path("mine"))
-    assert wanted.folder == Path("mine")
-    assert Wanted(artefact=find_artefact("cost")).folder == Path("reproduce/mini/methods")
-    assert asked("cost", out=Path("x")).out == Path("x")
+    artefact = find_artefact("validation-loss")
+    assert Wanted(artefact=artefact, out=Path("mine")).folder == Path("mine")
+    assert Wanted(artefact=artefact).folder == Path("reproduce/mini/methods")
+    assert asked("validation-loss", out=Path("x")).out == Path("x")

@@ -5,7 +5,6 @@ from scipy import stats
 
 from dograph.reproduce import paper
 from dograph.reproduce.outcomes import (
-    cost,
     num_domains,
     objectives,
     validation_loss,
@@ -168,34 +167,6 @@ def test_a_u_of_domains(by_hand):
     assert told["m11", "m = 11 below m = 13"] == "unclear"
 
 
-def test_costs_count_plans_and_are_taken_seed_by_seed(by_hand):
-    seconds = {"uniform": 10.0, "regmix": 10.0, "dograph-paper": 10.451}
-    plans = {"uniform": 0.0, "regmix": 5.0, "dograph-paper": 0.0}
-    flops = {"uniform": 100.0, "regmix": 100.0, "dograph-paper": 110.0}
-    means = dict.fromkeys(seconds, 5.0)
-    cells = by_hand.levels(means, seconds=seconds, plan=plans, flops=flops)
-    for one in cells:  # no two runs take the same time
-        if one["method"] == "dograph-paper":
-            one["seconds"]["train"] += (one["seed"] - 12) * 1e-3
-            one["seconds"]["total"] = one["seconds"]["train"]
-    found = cost(by_hand.study("cost", by_hand.findings(cells)))
-    table = rows(found)
-    assert table["regmix"][1:3] == ["5.0", "+50.0 [+50.0,+50.0]"]
-    assert table["dograph-paper"][2] == "+4.5 [+4.5,+4.5]"
-    assert table["dograph-paper"][4] == "+10.0"
-    # 700 x 48 x 512 tokens in 10 s; 100e9 take 16.1 h.
-    assert table["uniform"][5] == f"{100e9 / (700 * 48 * 512) * 10 / 3600:.1f}"
-    over = found.data["methods"]["dograph-paper"]
-    assert over["over_regmix_per_cent"]["mean"] == pytest.approx(100 * (10.451 / 15 - 1))
-    assert over["training_over_regmix_per_cent"]["mean"] == pytest.approx(4.51)
-    assert table["regmix"][4] == "+5.0"  # of FLOPs, its plan's 5 counted
-    told = words(found)
-    alone = "DoGraph takes more time than RegMix (training alone)"
-    counted = "DoGraph takes more time than RegMix (including RegMix's plan)"
-    assert told["dograph-paper", alone] == "confirmed"  # 4.51 per cent, by construction
-    assert told["dograph-paper", counted] == "opposite"
-
-
 def test_what_differs_is_told_from_the_settings(by_hand):
     cells = by_hand.levels({"uniform": 5.0, "dograph-paper": 4.9})
     lines = setup_differences(by_hand.study("validation-loss", by_hand.findings(cells)))
@@ -206,4 +177,3 @@ def test_what_differs_is_told_from_the_settings(by_hand):
     assert "optim.betas [0.9, 0.95] (paper's preset: [0.9, 0.999])" in text
     assert "seeds: 5 (10, 11, 12, 13, 14); the paper does not say" in text
     assert "proxies are gpt2-proxy of 175 steps" in text
-    assert "picture only" not in text
