@@ -277,11 +277,6 @@ def _print_fit(findings: Mapping[str, Any]) -> None:
             if scores:
                 print(f"  {name} on the test table ({held_out['runs']} runs): {_scores(scores)}")
         warn(held_out["notes"], "note")
-    for row in findings.get("simulation", {}).get("sensitivity", []):
-        print(
-            f"  averaging the best {row['top']}: predicted loss {row['predicted_loss']:.4f}, "
-            f"{row['distance']:.3f} (L1) from the plan"
-        )
     predicted, best = findings["predicted"], findings["predicted"]["best_run"]
     print(
         f"predicted loss: {predicted['proposal']:.4f}, of the prior {predicted['prior']:.4f}; best "

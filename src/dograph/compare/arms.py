@@ -12,7 +12,7 @@ all                              every method that can run with the settings
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -205,11 +205,22 @@ class Ask:
         joined = stored if self.budget == "compute" else widened(stored, asked)
         if shared:
             own = widened(asked, stored) | {"baseline": stored["baseline"]}
-            self._write(joined, differences(joined, own))
         else:
             only_adds_seeds = set(stored["seeds"]) <= set(asked["seeds"])
-            joined = joined | {"seeds": (asked if only_adds_seeds else stored)["seeds"]}
-            self._write(asked, differences(joined, asked))
+            joined, own = joined | {"seeds": (asked if only_adds_seeds else stored)["seeds"]}, asked
+        if lines := list(differences(joined, own)):
+            raise RunError(
+                f"{self.out} holds another comparison:\n  "
+                + "\n  ".join(lines[:12])
+                + f"\nUse the settings it was made with, or another folder: --out {self.out}-2"
+            )
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            write_json(self.out / ASK, joined if shared else asked)
+        except OSError as error:
+            raise RunError(
+                f"--out={self.out} cannot be written: {error.strerror}; use another folder"
+            ) from error
 
     def _stored_record(self) -> dict[str, Any] | None:
         """The record of the comparison in the folder; None if the folder is empty or missing."""
@@ -223,22 +234,6 @@ class Ask:
         if self.out.is_dir() and any(self.out.iterdir()):
             raise RunError(f"{self.out} is not empty and holds no comparison; use another --out")
         return None
-
-    def _write(self, record: dict[str, Any], contradictions: Iterable[str]) -> None:
-        """Write the record of the folder, unless the stored one contradicts the request."""
-        if lines := list(contradictions):
-            raise RunError(
-                f"{self.out} holds another comparison:\n  "
-                + "\n  ".join(lines[:12])
-                + f"\nUse the settings it was made with, or another folder: --out {self.out}-2"
-            )
-        try:
-            self.out.mkdir(parents=True, exist_ok=True)
-            write_json(self.out / ASK, record)
-        except OSError as error:
-            raise RunError(
-                f"--out={self.out} cannot be written: {error.strerror}; use another folder"
-            ) from error
 
 
 def with_present_names(record: dict[str, Any]) -> dict[str, Any]:

@@ -94,11 +94,6 @@ class Artefact:
         return "downstream" if self.name in DOWNSTREAM else self.name
 
     @property
-    def is_picture(self) -> bool:
-        """Whether the paper prints a picture only."""
-        return self.where.startswith("fig:")
-
-    @property
     def is_probed(self) -> bool:
         return self.runs == "probes"
 

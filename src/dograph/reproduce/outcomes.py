@@ -5,7 +5,6 @@ over the runs: all answer the same questions, so more seeds do not make it small
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -133,22 +132,36 @@ def num_domains(study: Study) -> Reproduction:
 def downstream(study: Study) -> Reproduction:
     """tab:benchmark_joint and its three siblings."""
     scores, printed = study.scores.values(), study.artefact.name
+    in_paper = paper.DOWNSTREAM[printed]
     tasks = [name for name in paper.TASKS if all(name in score["tasks"] for score in scores)]
     rows: Rows = {label: {} for label in study.rows}
-    accuracy: dict[str, RunMetric] = {}
     columns: dict[str, list[MetricColumn]] = {}
-    for task in (*tasks, AVERAGE):
-        accuracy[task], columns[task] = _accuracy(study, task)
+    for task in (*tasks, AVERAGE):  # the metric of the last one is that of the average
+        average, columns[task] = _accuracy(study, task)
         for label, metrics in rows_of(study.rows, columns[task]).items():
             rows[label][task] = metrics
     notes = list(dict.fromkeys(note for score in scores for note in score["notes"]))
     notes += limited_tasks(scores)
     if len(tasks) < len(paper.TASKS):
         notes.append(f"averages are over {len(tasks)} tasks here and nine in the paper")
-    tables = _accuracy_tables(columns, study.rows, paper.MODELS[printed])
-    if paper.OURS not in accuracy[AVERAGE]:
-        del tables[-1]
-    verdicts = _accuracy_verdicts(accuracy, tasks, printed)
+    title = f"average accuracy in per cent over {len(tasks)} of the nine tasks; paper: "
+    averages = [columns[AVERAGE][n] for n in (0, 2, 1, 3, 4)]
+    lines = []
+    for label in study.rows:
+        lines.append([label, *(columns[task][0].value(label).plain(".1f") for task in tasks)])
+        if label in paper.NAMES:
+            lines.append(["  paper", *(columns[task][3].text(label) for task in tasks)])
+    short = [name.removesuffix("_openai").replace("arc_easy", "arc-e") for name in tasks]
+    tables = [
+        table_of(title + paper.MODELS[printed], "method", study.rows, averages),
+        TextTable("accuracy by task, mean over seeds", ("method", *short), lines),
+    ]
+    size = in_paper[paper.OURS][-1] - in_paper[BASELINE][-1]
+    verdicts = []
+    for label in SUBJECTS:
+        above = Claim("DoGraph above Uniform on average", 1, label, size, ".2f", " points")
+        best = Claim("DoGraph best on average of the seven", 1, label, None, ".2f", " points")
+        verdicts += [above.judge_against(average, BASELINE), best.judge_best(average)]
     return Reproduction(tables, rows, verdicts, notes, tasks)
 
 
@@ -185,62 +198,3 @@ def _accuracy(study: Study, task: str) -> tuple[RunMetric, list[MetricColumn]]:
         MetricColumn("paper", in_paper, "paper", ".1f"),
         MetricColumn("", gain_in_paper, f"vs. {BASELINE}", "+.1f", BASELINE),
     ]
-
-
-def _accuracy_tables(
-    columns: Mapping[str, Sequence[MetricColumn]], labels: Sequence[str], model: str
-) -> list[TextTable]:
-    """The average by method, every task by method, and the gains of the paper's method by task."""
-    tasks = [task for task in columns if task != AVERAGE]
-    lines = []
-    for label in labels:
-        lines.append([label, *(columns[task][0].value(label).plain(".1f") for task in tasks)])
-        if label in paper.NAMES:
-            lines.append(["  paper", *(columns[task][3].text(label) for task in tasks)])
-    short = [name.removesuffix("_openai").replace("arc_easy", "arc-e") for name in tasks]
-    gains = [[task, *(columns[task][n].text(paper.OURS) for n in (1, 2, 4))] for task in tasks]
-    average = f"average accuracy in per cent over {len(tasks)} of the nine tasks; paper: {model}"
-    heads = ("task", "here [95 %]", "s.e. items (one method)", "paper")
-    return [
-        table_of(average, "method", labels, [columns[AVERAGE][n] for n in (0, 2, 1, 3, 4)]),
-        TextTable("accuracy by task, mean over seeds", ("method", *short), lines),
-        TextTable(f"{paper.OURS} vs. {BASELINE} by task", heads, gains),
-    ]
-
-
-def _accuracy_verdicts(
-    accuracy: Mapping[str, RunMetric], tasks: Sequence[str], table: str
-) -> list[Claim]:
-    verdicts, average = [], accuracy[AVERAGE]
-    printed = paper.DOWNSTREAM[table]
-    size = printed[paper.OURS][-1] - printed[BASELINE][-1]
-    groups = {"reasoning": paper.REASONING, "reading": paper.READING}
-    for label in SUBJECTS:
-
-        def claim(says: str, paper: float | None = None, of: str = label) -> Claim:
-            return Claim(says, 1, of, paper, ".2f", " points")
-
-        above = claim("DoGraph above Uniform on average", size)
-        verdicts.append(above.judge_against(average, BASELINE))
-        verdicts.append(claim("DoGraph best on average of the seven").judge_best(average))
-        if label not in average or BASELINE not in average:
-            continue
-        more = claim("DoGraph gains more on reasoning than on reading comprehension")
-        if not all(set(tasks) & set(group) for group in groups.values()):
-            verdicts.append(more.untested("its tasks were not all scored"))
-            continue
-        gains: dict[str, dict[int, float]] = {}  # over uniform, by group and seed
-        for name, group in groups.items():
-            pairs = [
-                (metric.by_seed(label), metric.by_seed(BASELINE))
-                for task, metric in accuracy.items()
-                if task in group
-            ]
-            gains[name] = {
-                seed: math.fsum(own[seed] - base[seed] for own, base in pairs) / len(pairs)
-                for seed in average.by_seed(label)
-                if seed in average.by_seed(BASELINE)
-            }
-        gain = RunMetric(gains, difference_range=(-200.0, 200.0))  # each: -100 to 100
-        verdicts.append(more.judge(gain.difference("reasoning", "reading")))
-    return verdicts

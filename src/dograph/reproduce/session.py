@@ -203,7 +203,7 @@ def finish(study: Study, request: EvalRequest, out: Path, report: Report) -> Rep
     )
     record = {
         "where": artefact.where,
-        "picture_only": artefact.is_picture,
+        "picture_only": artefact.where.startswith("fig:"),
         "scale": study.scale,
         "command": ask.command,
         "seeds": ask.seeds,
