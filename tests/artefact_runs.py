@@ -8,7 +8,7 @@ from dograph.data.corpus import Corpus
 from dograph.eval.evaluate import EvalRequest
 from dograph.models.build import build_model
 from dograph.reproduce import session
-from dograph.reproduce.artefacts import Wanted, build_ask, find_artefact
+from dograph.reproduce.artefacts import Wanted, build_asks, find_artefact
 from dograph.reproduce.session import print_outcome
 from dograph.train.checkpoint import save_model
 from lab_runs import Here
@@ -108,10 +108,10 @@ def silent(*_):
 
 def made(asked, request=None):
     """The outcome, what is stored of it, the text of the page, and what was trained."""
-    pool, request, ask = Here(), request or EvalRequest(), build_ask(asked)
-    session.check(asked, ask, request, silent)
-    study = session.train(asked, ask, pool, silent)
-    outcome = session.finish(study, request, asked.folder, silent)
+    pool, request, asks = Here(), request or EvalRequest(), build_asks(asked)
+    session.check(asked, next(iter(asks.values())), request, silent)
+    studies = session.train(asked, asks, pool, silent)
+    outcome = session.finish(studies, request, asked.folder, silent)
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     print_outcome(console, asked.artefact, outcome)
     stored = json.loads((asked.folder / "reproduce.json").read_text())

@@ -23,9 +23,10 @@ dograph reproduce                                    list all names
 dograph reproduce validation-loss --dry-run          the cost
 dograph reproduce validation-loss data.corpus=data/mine
 dograph reproduce gpt2-medium --benchmarks data/benchmarks
+dograph reproduce cost --workers 1                   the same runs, timed
 dograph reproduce objectives train.steps=100 --seeds 2
 dograph reproduce num-domains --methods uniform,m7,m11
-dograph reproduce validation-loss model.preset=gpt2-small --out reproduce/small
+dograph reproduce model-scale model.preset=gpt2-mini,gpt2-small
 dograph reproduce gpt2-small --scale paper           20,000 steps per run
 
 The first rows are natural and inverse-norm, which need no domains, then uniform, the baseline of
@@ -41,7 +42,7 @@ def reproduce(
         None,
         "settings of every run, as in `dograph train`. data.corpus: a prepared corpus (default: "
         "data/slimpajama-mini or data/pile-mini; with --scale paper data/slimpajama-6b or "
-        "data/pile)",
+        "data/pile). For model-scale, model.preset may name several models, separated by commas",
         "[NAME=VALUE]...",
     ),
     scale: Literal["mini", "paper"] = option("mini", "minutes per run, or as in the paper"),
@@ -81,7 +82,7 @@ def _run(
 ) -> None:
     from dograph.eval.evaluate import EvalRequest
     from dograph.reproduce import session
-    from dograph.reproduce.artefacts import build_ask, require_corpus
+    from dograph.reproduce.artefacts import build_asks, require_corpus
 
     artefact = wanted.artefact
     has_task_options = request != EvalRequest(batch_size=request.batch_size)
@@ -90,23 +91,25 @@ def _run(
             "--benchmarks, --tasks, --limit and --with are for the tables of downstream tasks; "
             f"{artefact.name} has none"
         )
-    build_ask(wanted)  # refuses wrong settings before a corpus is prepared
+    build_asks(wanted)  # refuses wrong settings before a corpus is prepared
     if wanted.named_corpus is None:
         require_corpus(wanted)
     corpus_folder = json.dumps(str(console.ensured(wanted.corpus_name)))  # quoted, as YAML
     wanted = replace(wanted, settings=(*wanted.settings, f"data.corpus={corpus_folder}"))
-    ask, folder = build_ask(wanted), wanted.folder
+    asks, folder = build_asks(wanted), wanted.folder
+    ask = next(iter(asks.values()))  # others differ only in the model
     with stages("items") as report:
         corpus = session.check(wanted, ask, request, report)
     if dry_run:
-        print("\n".join(session.forecast(ask, corpus)))
+        for ask in asks.values():
+            print("\n".join(session.forecast(ask, corpus)))
         return
     try:
         with console.stoppable(f"finished cells are in {folder}"):
             with console.open_pool(ask.config.train.device, *where) as pool:
-                study = session.train(wanted, ask, pool, say)
+                studies = session.train(wanted, asks, pool, say)
             with stages("models", live=request.using == "builtin") as report:
-                outcome = session.finish(study, request, folder, report)
+                outcome = session.finish(studies, request, folder, report)
     except KeyboardInterrupt:
         say("stopped; nothing is lost: the same command continues")
         sys.exit(130)

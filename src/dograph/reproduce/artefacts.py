@@ -1,15 +1,15 @@
 """The paper's tables and figures as data: the runs that each needs, their scale and their corpus.
 
 Artefacts that need the same runs share a folder, so nothing is trained twice. An artefact and the
-user's options give one comparison (`dograph.compare`). The settings of a mini run are plain nested
-values, so that scripts can use the same runs:
+user's options give one comparison (`dograph.compare`), or one per model size. The settings of a
+mini run are plain nested values, so that scripts can use the same runs:
 
     from dograph.reproduce.artefacts import mini
     config = parse_config(mini({"data": {"corpus": "data/mine"}}), "mine")
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +17,7 @@ from dograph.compare.arms import Ask, parse_methods, parse_seeds
 from dograph.config import RUN_PRESETS, RunConfig, merge, parse_config, parse_override
 from dograph.data.corpus import MANIFEST
 from dograph.errors import ConfigError, CorpusError, did_you_mean
+from dograph.models.presets import PRESETS
 from dograph.plan.lab import default_proxy
 from dograph.reproduce.paper import DOWNSTREAM, NUM_DOMAINS, OBJECTIVES
 from dograph.train.distributed import pick_device
@@ -88,6 +89,7 @@ class Artefact:
     baseline: str = BASELINE
     mini: Mapping[str, Any] = field(default_factory=dict)  # changes to MINI
     data: Literal["slimpajama", "pile"] = "slimpajama"
+    sizes: Mapping[Scale, tuple[str, ...]] = field(default_factory=dict)  # models to train
 
     @property
     def kind(self) -> str:
@@ -115,14 +117,21 @@ _PROBES: dict[str, Any] = {
     "baseline": "equal",
     "mini": SHORT | PROBED,
 }
+_SIZES = {
+    "mini": ("gpt2-proxy", "gpt2-mini", "gpt2-small"),
+    "paper": ("gpt2-mini", "gpt2-small", "gpt2-medium"),
+}
+_SOME = (*LEAD, BASELINE, "regmix", "dograph-paper", "dograph")
 _SETTINGS: dict[str, dict[str, Any]] = {  # where they are not the defaults
     "gpt2-small": {"model": "gpt2-small"},
     "llama-1.1b": {"model": "llama-1.1b"} | _LLAMA,
     "llama-3.2-3b": {"model": "llama-3.2-3b"} | _LLAMA,
     "objectives": {"methods": (*LEAD, BASELINE, *_OBJECTIVES), "mini": SHORT, "runs": "objectives"},
     "num-domains": {"methods": (*LEAD, BASELINE, *_DOMAINS), "mini": SHORT, "runs": "num-domains"},
+    "model-scale": {"methods": _SOME, "sizes": _SIZES, "runs": "model-scale"},
     "gradient-pca": _PROBES,
     "clusters": _PROBES,
+    "cost": {"model": "gpt2-mini"},
 }
 _TASKS = "nine downstream tasks"
 _ROWS = {  # what it shows, and its label in the paper
@@ -133,8 +142,10 @@ _ROWS = {  # what it shows, and its label in the paper
     "validation-loss": ("validation loss of every method", "tab:pretrain_results"),
     "objectives": ("validation loss with each of the four objectives", "tab:opt_objectives"),
     "num-domains": ("validation loss with m = 7, 9, 11, 13, 15 domains", "fig:cluster_granularity"),
+    "model-scale": ("validation loss by model size", "fig:domain_bias"),
     "gradient-pca": ("do sources merge in gradient space? (Figure 1)", "fig:domain_evolution"),
     "clusters": ("the sources in 11 domains, early and late", "fig:model_centric_domains"),
+    "cost": ("seconds and FLOPs of every method, including plans", "fig:efficiency_h200"),
 }
 ARTEFACTS: dict[str, Artefact] = {
     name: Artefact(name, line, where, **_SETTINGS.get(name, {}))
@@ -182,7 +193,7 @@ class Wanted:
 
     artefact: Artefact
     scale: Scale = "mini"
-    settings: tuple[str, ...] = ()  # of every run
+    settings: tuple[str, ...] = ()  # of every run; model.preset may name several model sizes
     seeds: str | None = None
     methods: str | None = None
     proxy: tuple[str, ...] = ()
@@ -225,11 +236,22 @@ def require_corpus(wanted: Wanted) -> None:
     )
 
 
-def build_ask(wanted: Wanted) -> Ask:
-    """The comparison; --methods may use our labels and the syntax of `dograph compare`.
+def build_asks(wanted: Wanted) -> dict[str, Ask]:
+    """One comparison (named ""), or one per model size; does not open the corpus."""
+    if not wanted.artefact.sizes:
+        return {"": _build_ask(wanted)}
+    given = (wanted.changes.get("model") or {}).get("preset")
+    asks = {}
+    for size in str(given).split(",") if given else wanted.artefact.sizes[wanted.scale]:
+        if size not in PRESETS:
+            raise ConfigError(f'model.preset="{given}": {did_you_mean(size, PRESETS)}')
+        settings = (*wanted.settings, f"model.preset={size}")
+        asks[size] = _build_ask(replace(wanted, settings=settings, out=wanted.folder / size))
+    return asks
 
-    It does not open the corpus.
-    """
+
+def _build_ask(wanted: Wanted) -> Ask:
+    """The comparison; --methods may use our labels and the syntax of `dograph compare`."""
     for name, instead in _OWN_OPTIONS.items():
         if name in wanted.changes:
             raise ConfigError(f"{name} cannot be set here: {instead}")

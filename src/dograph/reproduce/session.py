@@ -1,6 +1,6 @@
 """An artefact from start to end: runs, evaluation, tables, verdicts, files. Resumable.
 
-OUT/ask.json, plans/, cells/, compare.json   the comparison (dograph.compare)
+OUT/ask.json, plans/, cells/, compare.json   the comparison (dograph.compare); by size: OUT/<size>/
 OUT/cells/*/eval.json                        downstream: the scores of each model
 OUT/reproduce.json                           every artefact made of these runs, by name
 """
@@ -46,6 +46,7 @@ MAKERS: dict[str, Callable[[Study], Reproduction]] = {
     "num-domains": outcomes.num_domains,
     "gradient-pca": seen.gradient_pca,
     "clusters": seen.clusters,
+    "cost": outcomes.cost,
 }
 
 
@@ -85,10 +86,15 @@ def forecast(ask: Ask, corpus: Corpus) -> Iterator[str]:
     yield from forecast_lines(ask, corpus, without)
 
 
-def train(wanted: Wanted, ask: Ask, pool: Pool, say: Say) -> Study:
-    """Train the missing runs; artefacts with the same runs share their folder."""
-    findings = run_compare(ask, pool, say, shares_folder=True)
-    return Study(wanted.artefact, wanted.scale, ask, findings)
+def train(wanted: Wanted, asks: Mapping[str, Ask], pool: Pool, say: Say) -> dict[str, Study]:
+    """Train the missing runs, by size; artefacts with the same runs share their folder."""
+    studies = {}
+    for size, ask in asks.items():
+        if size:
+            say(f"{size}:")
+        findings = run_compare(ask, pool, say, shares_folder=True)
+        studies[size] = Study(wanted.artefact, wanted.scale, ask, findings)
+    return studies
 
 
 def evaluate_cells(
@@ -152,6 +158,8 @@ def setup_differences(study: Study) -> Iterator[str]:
     artefact, ask = study.artefact, study.ask
     ours, theirs = ask.config, resolve_config(f"paper-{artefact.model}", [])
     here, there = (config.model_dump(mode="json") for config in (ours, theirs))
+    if artefact.sizes:
+        del here["model"]["preset"]
     changed = []
     for section in _PARTS:
         for name, value in here[section].items():
@@ -179,8 +187,11 @@ def setup_differences(study: Study) -> Iterator[str]:
         )
 
 
-def finish(study: Study, request: EvalRequest, out: Path, report: Report) -> Reproduction:
+def finish(
+    studies: Mapping[str, Study], request: EvalRequest, out: Path, report: Report
+) -> Reproduction:
     """Evaluate, make the tables and the verdicts, and write reproduce.json."""
+    study = next(iter(studies.values()))  # others differ only in the model
     artefact, ask, findings = study.artefact, study.ask, study.findings
     evaluation: dict[str, Any] | None = None
     if artefact.kind == "downstream":
@@ -194,13 +205,14 @@ def finish(study: Study, request: EvalRequest, out: Path, report: Report) -> Rep
             "limit": request.limit,
             "dtype": request.dtype,
         }
-    outcome, kinds = MAKERS[artefact.kind](study), ("warning", "failed", "plan of")
-    outcome = replace(
-        outcome,
-        setup=list(setup_differences(study)),
-        notes=[*outcome.notes, *(note for note in findings.notes if note.startswith(kinds))],
-        failures=findings.failures,
-    )
+    outcome = outcomes.model_scale(studies) if artefact.sizes else MAKERS[artefact.kind](study)
+    notes, failures = list(outcome.notes), dict[str, str]()
+    for size, own in studies.items():
+        kept = [n for n in own.findings.notes if n.startswith(("warning", "failed", "plan of"))]
+        notes += [f"{size}: {note}" if size else note for note in kept]
+        failures |= {str(Path(size, cell)): why for cell, why in own.findings.failures.items()}
+    setup = list(setup_differences(study))
+    outcome = replace(outcome, setup=setup, notes=notes, failures=failures)
     record = {
         "where": artefact.where,
         "picture_only": artefact.where.startswith("fig:"),
@@ -210,10 +222,10 @@ def finish(study: Study, request: EvalRequest, out: Path, report: Report) -> Rep
         "corpus": findings.corpus,
         "environment": describe_environment(),
         "device": str(pick_device(ask.config.train.device)),
-        "config": {"": ask.config.model_dump(mode="json")},  # keyed as in older files
+        "config": {size: own.ask.config.model_dump(mode="json") for size, own in studies.items()},
         "proxy": findings.proxy,
         "mixers": {method.label: method.mixer for method in ask.methods},
-        "comparisons": [str(ask.out / REPORT)],
+        "comparisons": [str(own.ask.out / REPORT) for own in studies.values()],
         "evaluation": evaluation,
         "results": outcome.data,
         "verdicts": [claim.record() for claim in outcome.verdicts],

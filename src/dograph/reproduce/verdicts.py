@@ -49,6 +49,7 @@ class RunMetric:
     values: Mapping[str, Mapping[int, float]]
     range: Range = stats.ABOVE_ZERO
     difference_range: Range = stats.ANY
+    in_per_cent: bool = field(default=False, kw_only=True)  # differences: of the other's value
 
     @classmethod
     def read(cls, findings: Findings, of: Callable[[CellFindings], float], *ranges: Range) -> Self:
@@ -69,7 +70,11 @@ class RunMetric:
 
     def difference(self, label: str, other: str, family: int = 1) -> Estimate:
         """A method minus another, over the seeds that both have."""
-        estimate = stats.paired_difference(self.by_seed(label), self.by_seed(other), family)
+        own, theirs = self.by_seed(label), self.by_seed(other)
+        if self.in_per_cent:
+            own = {seed: 100 * own[seed] / theirs[seed] for seed in own if seed in theirs}
+            theirs = dict.fromkeys(own, 100.0)
+        estimate = stats.paired_difference(own, theirs, family)
         return estimate.within(self.difference_range)
 
 

@@ -81,8 +81,14 @@ def test_what_is_refused(pool, arguments, kind, told):
 
 
 def test_a_dry_run_makes_nothing(pool, corpus, tmp_path):
-    out = invoke("num-domains", *TINY, f"data.corpus={corpus}", "--dry-run")
-    for words in ("40 cells: 8 methods x 5 seeds", "192 tokens per run", "FLOPs"):
+    more = ("model.preset=tiny,demo", f"data.corpus={corpus}", "--dry-run")
+    out = invoke("model-scale", *TINY[1:], *more)
+    tokens = "192 tokens per run"
+    assert [line.split(": ")[0] for line in out.output.splitlines() if tokens in line] == [
+        "reproduce/mini/model-scale/tiny",
+        "reproduce/mini/model-scale/demo",
+    ]
+    for words in ("30 cells: 6 methods x 5 seeds", "FLOPs"):
         assert words in out.output
     assert pool.asked == []
     assert not (tmp_path / "reproduce").exists()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from dograph.compare.findings import Findings
-from dograph.reproduce.artefacts import Wanted, build_ask, find_artefact
+from dograph.reproduce.artefacts import Wanted, build_asks, find_artefact
 from dograph.reproduce.verdicts import Study
 
 SEEDS = (10, 11, 12, 13, 14)
@@ -90,9 +90,11 @@ def findings(cells, baseline="uniform", config=None):
     )
 
 
-def study(name, made, scores=None, **wanted):
-    """`made` as if it had been trained for the artefact."""
-    ask = build_ask(Wanted(artefact=find_artefact(name), **wanted))
+def study(name, made, scores=None, size="", **wanted):
+    """`made` as if it had been trained for the artefact (at one of its model sizes)."""
+    if size:
+        wanted["settings"] = (f"model.preset={size}",)
+    ask = build_asks(Wanted(artefact=find_artefact(name), **wanted))[size]
     found = replace(made, config=ask.config.model_dump(mode="json"))
     scored = {label: dict(score) for label, score in (scores or {}).items()}
     return Study(find_artefact(name), "mini", ask, found, scored)

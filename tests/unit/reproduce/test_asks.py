@@ -17,7 +17,7 @@ from dograph.reproduce.artefacts import (
     ALL,
     ARTEFACTS,
     Wanted,
-    build_ask,
+    build_asks,
     find_artefact,
     require_corpus,
 )
@@ -25,24 +25,28 @@ from dograph.types import Signals
 
 
 def asked(name, scale="mini", **more):
-    return build_ask(Wanted(artefact=find_artefact(name), scale=scale, **more))
+    return by_size(name, scale, **more)[""]
+
+
+def by_size(name, scale="mini", **more):
+    return build_asks(Wanted(artefact=find_artefact(name), scale=scale, **more))
 
 
 @pytest.mark.parametrize("scale", ["mini", "paper"])
 @pytest.mark.parametrize("name", ARTEFACTS)
 def test_every_name_at_every_scale_is_a_valid_comparison(name, scale):
     artefact = ARTEFACTS[name]
-    ask = asked(name, scale)
-    labels = [method.label for method in ask.methods]
-    assert labels[0] == artefact.baseline
-    assert sorted(labels) == sorted(artefact.methods)
-    assert ask.seeds == scales.SEEDS[scale]
-    assert (ask.budget, ask.replan) == ("tokens", False)  # one plan serves all seeds
-    for method in ask.methods:
-        config = method.config(ask.config)
-        if method.is_planned:
-            build_planner(config.mixer.name, config.mixer.options)
-    assert (ask.proxy is None) == (not any(m.is_planned for m in ask.methods))
+    for ask in by_size(name, scale).values():
+        labels = [method.label for method in ask.methods]
+        assert labels[0] == artefact.baseline
+        assert sorted(labels) == sorted(artefact.methods)
+        assert ask.seeds == scales.SEEDS[scale]
+        assert (ask.budget, ask.replan) == ("tokens", False)  # one plan serves all seeds
+        for method in ask.methods:
+            config = method.config(ask.config)
+            if method.is_planned:
+                build_planner(config.mixer.name, config.mixer.options)
+        assert (ask.proxy is None) == (not any(m.is_planned for m in ask.methods))
 
 
 def test_the_protocol_draws_every_source_alike():
@@ -105,6 +109,9 @@ def test_the_paper_scale_is_its_presets():
         preset = resolve_config(f"paper-{name}", [])
         for part in ("data", "model", "sketch", "optim", "train", "eval", "probe"):
             assert getattr(config, part) == getattr(preset, part)
+    sizes = by_size("model-scale", "paper")
+    assert [ask.config.model.preset for ask in sizes.values()] == list(sizes)
+    assert {ask.config.train.steps for ask in sizes.values()} == {20_000}
 
 
 def test_the_mini_scale():
@@ -117,6 +124,7 @@ def test_the_mini_scale():
     for name in ("objectives", "num-domains", "gradient-pca", "clusters"):
         assert asked(name).config.train.steps == 400
     assert asked("clusters").config.probe.rows == 512
+    assert list(by_size("model-scale")) == ["gpt2-proxy", "gpt2-mini", "gpt2-small"]
     shape = PRESETS["llama-mini"]
     assert (shape.layers, shape.width, shape.kv_heads, shape.feed_forward) == (12, 768, 4, 2048)
 
@@ -130,7 +138,7 @@ def test_mini_runs_are_for_everybody_to_import():
 
 def test_tables_of_the_same_runs_share_them():
     folders = {name: artefact.folder("mini") for name, artefact in ARTEFACTS.items()}
-    same = ["gpt2-small", "gpt2-medium", "validation-loss"]
+    same = ["gpt2-small", "gpt2-medium", "validation-loss", "cost"]
     assert len({folders[name] for name in same}) == 1
     asks = [asked(name) for name in same]
     for ask in asks[1:]:
@@ -139,7 +147,7 @@ def test_tables_of_the_same_runs_share_them():
             asks[0].methods,
             asks[0].seeds,
         )
-    assert len({artefact.folder("paper") for artefact in ARTEFACTS.values()}) == 7
+    assert len({artefact.folder("paper") for artefact in ARTEFACTS.values()}) == 9
 
 
 def test_settings_change_every_run_and_warm_up_keeps_its_share():
@@ -179,6 +187,13 @@ def test_methods_by_label_or_in_the_language_of_compare():
         ("validation-loss", {"settings": ("seed=1",)}, "--seeds names the seeds"),
         ("validation-loss", {"settings": ("run=x",)}, "--out names the folder"),
         ("validation-loss", {"settings": ("train.stepz=1",)}, "did you mean"),
+        (
+            "model-scale",
+            {"settings": ("model.path=x",)},
+            "model.preset or model.path, and not both",
+        ),
+        ("model-scale", {"settings": ("model.preset=tiny,gpt5",)}, "allowed: demo"),
+        ("model-scale", {"settings": ("model.preset=tiny,",)}, "allowed: demo"),
         ("clusters", {"proxy": ("train.steps=2",)}, "--proxy is for planned methods"),
         ("validation-loss", {"methods": "nonsense"}, '"nonsense" is not known'),
         ("validation-loss", {"methods": "doge,doge"}, '--methods names "doge" twice'),
@@ -265,3 +280,8 @@ def test_the_folder_is_the_users_or_the_runs_own():
     assert Wanted(artefact=artefact, out=Path("mine")).folder == Path("mine")
     assert Wanted(artefact=artefact).folder == Path("reproduce/mini/methods")
     assert asked("validation-loss", out=Path("x")).out == Path("x")
+    sizes = by_size("model-scale", out=Path("x"), settings=("model.preset=tiny,demo",))
+    assert {size: ask.out for size, ask in sizes.items()} == {
+        "tiny": Path("x/tiny"),
+        "demo": Path("x/demo"),
+    }

@@ -1,15 +1,20 @@
 """Tables and verdicts from findings made by hand."""
 
+from dataclasses import replace
+
 import pytest
 from scipy import stats
 
+from dograph.eval.evaluate import EvalRequest
 from dograph.reproduce import paper
 from dograph.reproduce.outcomes import (
+    cost,
+    model_scale,
     num_domains,
     objectives,
     validation_loss,
 )
-from dograph.reproduce.session import setup_differences
+from dograph.reproduce.session import finish, setup_differences
 
 MEANS = {
     "uniform": 5.0,
@@ -156,6 +161,9 @@ def test_objectives_beside_the_papers(by_hand):
     told = words(found)
     assert told["uncertainty", "uncertainty below variance"] == "sign only"
     assert told["uncertainty", "uncertainty below alignment"] == "opposite"
+    cheapest = found.verdicts[-1]
+    assert (cheapest.of, cheapest.verdict) == ("robust", "no verdict")
+    assert "lowest computational cost: not tested, docs/cost.md" in cheapest.line
 
 
 def test_a_u_of_domains(by_hand):
@@ -165,6 +173,66 @@ def test_a_u_of_domains(by_hand):
     assert told["m11", "m = 11 below m = 7"] == "confirmed"
     assert told["m11", "m = 11 below m = 15"] == "opposite"
     assert told["m11", "m = 11 below m = 13"] == "unclear"
+
+
+def test_model_sizes(by_hand):
+    levels = {"tiny": (5.0, 4.9), "demo": (4.5, 4.95)}
+    studies = {}
+    for size, (uniform, dograph) in levels.items():
+        cells = by_hand.levels({"uniform": uniform, "dograph-paper": dograph})
+        studies[size] = by_hand.study("model-scale", by_hand.findings(cells), size=size)
+    found = model_scale(studies)
+    assert rows(found)["uniform"][1].startswith("4.5001")
+    assert rows(found, 1)["dograph-paper"] == ["-0.100 [-0.100,-0.100]", "+0.450 [+0.450,+0.450]"]
+    told = words(found)
+    assert told["dograph-paper", "DoGraph below Uniform at tiny"] == "confirmed"
+    assert told["dograph-paper", "DoGraph below Uniform at demo"] == "opposite"
+    assert told["dograph-paper", "DoGraph below RegMix at tiny"] == "no verdict"
+    assert told["uniform", "the loss of uniform falls from tiny to demo"] == "confirmed"
+    falls = "the loss of dograph-paper falls from tiny to demo"
+    assert told["dograph-paper", falls] == "opposite"
+    stored = found.data["methods"]["dograph-paper"]["demo"]
+    assert stored["loss_nats"]["mean"] == pytest.approx(4.95, abs=2e-4)
+    assert stored["less_uniform"]["mean"] == pytest.approx(0.45)
+    assert "model.preset" not in "".join(setup_differences(studies["tiny"]))
+
+
+def test_a_failure_at_each_size_is_kept(by_hand, tmp_path):
+    made = by_hand.findings(by_hand.levels({"uniform": 5.0}))
+    made = replace(made, failures={"doge-s10": "it broke"})
+    studies = {size: by_hand.study("model-scale", made, size=size) for size in ("tiny", "demo")}
+    outcome = finish(studies, EvalRequest(), tmp_path, print)
+    assert list(outcome.failures) == ["tiny/doge-s10", "demo/doge-s10"]
+    assert "demo: warning: b was read through 5.0 times" in outcome.notes
+
+
+def test_costs_count_plans_and_are_taken_seed_by_seed(by_hand):
+    seconds = {"uniform": 10.0, "regmix": 10.0, "dograph-paper": 10.451}
+    plans = {"uniform": 0.0, "regmix": 5.0, "dograph-paper": 0.0}
+    flops = {"uniform": 100.0, "regmix": 100.0, "dograph-paper": 110.0}
+    means = dict.fromkeys(seconds, 5.0)
+    cells = by_hand.levels(means, seconds=seconds, plan=plans, flops=flops)
+    for one in cells:  # no two runs take the same time
+        if one["method"] == "dograph-paper":
+            one["seconds"]["train"] += (one["seed"] - 12) * 1e-3
+            one["seconds"]["total"] = one["seconds"]["train"]
+    found = cost(by_hand.study("cost", by_hand.findings(cells)))
+    table = rows(found)
+    assert table["regmix"][1:3] == ["5.0", "+50.0 [+50.0,+50.0]"]
+    assert table["dograph-paper"][2] == "+4.5 [+4.5,+4.5]"
+    assert table["dograph-paper"][4] == "+10.0"
+    assert table["regmix"][4] == "+5.0"  # of FLOPs, its plan's 5 counted
+    # 700 x 48 x 512 tokens in 10 s; 100e9 take 16.1 h.
+    assert table["uniform"][5] == f"{100e9 / (700 * 48 * 512) * 10 / 3600:.1f}"
+    assert found.data["methods"]["regmix"]["seconds"]["mean"] == 15
+    own = {claim.says: claim for claim in found.verdicts if claim.of == "dograph-paper"}
+    alone = own["DoGraph takes more time than RegMix (training alone)"]
+    counted = own["DoGraph takes more time than RegMix (including RegMix's plan)"]
+    assert alone.ours.value == pytest.approx(4.51)
+    assert alone.verdict == "confirmed"  # 4.51 per cent, by construction
+    assert counted.ours.value == pytest.approx(100 * (10.451 / 15 - 1))
+    assert counted.verdict == "opposite"
+    assert words(found)["dograph", alone.says] == "no verdict"
 
 
 def test_what_differs_is_told_from_the_settings(by_hand):

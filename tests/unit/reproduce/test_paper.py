@@ -76,7 +76,7 @@ def test_the_inconsistencies_of_the_docs_are_so():
         assert any(score != round(score) for score in copa)
     printed = [*paper.VALIDATION_LOSS.values(), *(loss for _, loss in paper.OBJECTIVES.values())]
     assert [round(math.exp(x)) for x in (min(printed), max(printed))] == [22, 91]
-    assert round(100e9 / (20_000 * 48 * 512)) == 203  # fig:efficiency_h200
+    assert round(paper.BUDGET_TOKENS / (20_000 * 48 * 512)) == 203
     for name in ("llama-1.1b", "llama-3.2-3b"):
         train = resolve_config(f"paper-{name}", []).train
         assert (train.steps * train.batch_size, 20_000 * train.batch_size) == (1_600_000, 1_280_000)

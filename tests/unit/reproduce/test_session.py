@@ -16,7 +16,7 @@ from dograph.errors import ConfigError, CorpusError
 from dograph.eval.evaluate import EvalRequest
 from dograph.eval.gradients import read_probe
 from dograph.reproduce import session
-from dograph.reproduce.artefacts import build_ask, find_artefact
+from dograph.reproduce.artefacts import build_asks, find_artefact
 from dograph.reproduce.seen import composition
 from dograph.reproduce.session import stored_scores
 from dograph.stats import mean_estimate
@@ -98,12 +98,12 @@ def test_figures_are_those_of_the_comparison(place, losses):
 
 
 def test_other_tables_of_the_same_runs_train_nothing(place, losses):
-    outcome, stored, page, trained = made(wanted(place, "objectives", "shared", **THREE))
+    outcome, stored, page, trained = made(wanted(place, "cost", "shared", **THREE))
     assert trained == []
-    assert set(stored["artefacts"]) >= {"validation-loss", "objectives"}
+    assert set(stored["artefacts"]) >= {"validation-loss", "cost"}
     assert "dograph-paper" in page
     assert outcome.tables
-    assert "not tested, no finished run of uncertainty" in page
+    assert "not tested, no finished run of regmix" in page
 
 
 def test_downstream_scores_every_cell_once(place, losses):
@@ -177,19 +177,47 @@ def test_domains_of_a_probe_are_counted_by_hand(place):
     assert len(table["rows"]) == 1
 
 
+def test_model_sizes_are_comparisons_of_their_own(place):
+    asked = wanted(
+        place,
+        "model-scale",
+        "sizes",
+        methods="dograph-paper",
+        seeds="1",
+        settings=("model.preset=tiny,demo",),
+    )
+    outcome, stored, page, trained = made(asked)
+    assert trained == ["uniform-s10", "dograph-paper-s10"] * 2
+    record = stored["artefacts"]["model-scale"]
+    compared = [place / "sizes" / size / "compare.json" for size in ("tiny", "demo")]
+    assert record["comparisons"] == [str(file) for file in compared]
+    assert {size: own["model"]["preset"] for size, own in record["config"].items()} == {
+        "tiny": "tiny",
+        "demo": "demo",
+    }
+    assert "models: tiny, demo; paper: GPT-2 sizes" in page
+    for file in compared:
+        runs = json.loads(file.read_text())["cells"]
+        means = {run["method"]: run["summaries"]["mean"] for run in runs}
+        shown = record["results"]["methods"]["uniform"][file.parent.name]
+        assert shown["loss_nats"]["mean"] == pytest.approx(means["uniform"])
+    again, _, _, trained = made(asked)
+    assert (again.data, trained) == (outcome.data, [])
+
+
 def test_plans_are_made_and_counted(place):
     asked = wanted(
         place,
-        "validation-loss",
+        "cost",
         "planned",
         methods="regmix=regmix[num_proxies=8],dograph-paper",
         seeds="2",
         proxy=("train.steps=1",),
     )
-    _, _, page, _ = made(asked)
-    found = json.loads((place / "planned" / "compare.json").read_text())["methods"]
-    plans = {method["label"]: method["seconds"]["plan"] for method in found}
-    assert plans["regmix"] > 0 == plans["uniform"]
+    _, stored, page, _ = made(asked)
+    results = stored["artefacts"]["cost"]["results"]["methods"]
+    assert results["regmix"]["plan_seconds"]["mean"] > 0
+    assert results["uniform"]["plan_seconds"]["mean"] == 0
     assert "plans: proxies are tiny of 1 steps" in page
     assert re.search(r"plan of regmix: surrogate \w+, fitted on 8 proxies", page)
 
@@ -197,17 +225,19 @@ def test_plans_are_made_and_counted(place):
 def test_what_could_not_be_finished_is_refused_at_first(place):
     asked = wanted(place, "gpt2-small", "refused", **THREE)
     with pytest.raises(CorpusError, match="has no validation"):
-        session.check(asked, build_ask(asked), EvalRequest(benchmarks=place / "in"), silent)
+        session.check(asked, build_asks(asked)[""], EvalRequest(benchmarks=place / "in"), silent)
     write_corpus(place / "bare")
     bare = replace(asked, settings=(*asked.settings, f"data.corpus={place / 'bare'}"))
     with pytest.raises(ConfigError, match="has no tokenizer"):
-        session.check(bare, build_ask(bare), EvalRequest(benchmarks=place / "benchmarks"), silent)
+        session.check(
+            bare, build_asks(bare)[""], EvalRequest(benchmarks=place / "benchmarks"), silent
+        )
     assert not (place / "refused").exists()
 
 
 def test_a_forecast_names_cells_steps_tokens_and_flops(place):
     asked = wanted(place, "num-domains", "forecast", seeds="3")
-    ask = build_ask(asked)
+    ask = build_asks(asked)[""]
     lines = list(session.forecast(ask, session.check(asked, ask, EvalRequest(), silent)))
     assert "768 tokens per run" in lines[0]
     assert "24 cells: 8 methods x 3 seeds (10, 11, 12)" in lines[1]

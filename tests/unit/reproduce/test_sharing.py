@@ -10,7 +10,7 @@ from corpora import write_corpus
 from dograph.errors import ConfigError, RunError
 from dograph.eval.evaluate import EvalRequest
 from dograph.reproduce import session
-from dograph.reproduce.artefacts import Wanted, build_ask, find_artefact
+from dograph.reproduce.artefacts import Wanted, build_asks, find_artefact
 from lab_runs import Here, imports_frozen
 
 pytestmark = pytest.mark.slow
@@ -46,9 +46,9 @@ def asked(corpus, out, name, methods, seeds, settings=TINY):
 
 def made(wanted):
     """What is shown, what is told of it, what was trained, and what was said."""
-    pool, said, ask = Here(), [], build_ask(wanted)
-    study = session.train(wanted, ask, pool, said.append)
-    outcome = session.finish(study, EvalRequest(), wanted.folder, lambda *_: None)
+    pool, said, asks = Here(), [], build_asks(wanted)
+    studies = session.train(wanted, asks, pool, said.append)
+    outcome = session.finish(studies, EvalRequest(), wanted.folder, lambda *_: None)
     trained = [job.label for job in pool.asked if job.label != "scout"]
     return outcome, trained, said
 
@@ -125,7 +125,7 @@ def test_rows_too_few_to_be_apart_are_told_before_training(corpus, tmp_path):
     def check(rows):
         wanted = asked(corpus, tmp_path / "out", "clusters", "dograph", "1")
         wanted = replace(wanted, settings=(*wanted.settings, f"probe.rows={rows}"))
-        session.check(wanted, build_ask(wanted), EvalRequest(), lambda *_: None)
+        session.check(wanted, build_asks(wanted)[""], EvalRequest(), lambda *_: None)
 
     check(11)
     with pytest.raises(ConfigError, match=r"probe.rows=10 on .*two sources need 4 each"):
