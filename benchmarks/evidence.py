@@ -205,7 +205,7 @@ if __name__ == "__main__":
     parser.add_argument("--known", type=Path, nargs="*", default=[])
     parser.add_argument("--workers", type=int, default=1, help="runs side by side")
     parser.add_argument("--benchmarks", type=Path)
-    parser.add_argument("--limit", help="items of each task")
+    parser.add_argument("--limit", type=int, help="items of each task")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--seconds", type=float, default=540, help="after these, runs are stopped")

@@ -187,6 +187,15 @@ def dograph_run(folder, corpus, **options):
     return run
 
 
+def texts_of(data):
+    """The typical texts of a page."""
+    described = [item for run in data.runs for item in run.domains.described]
+    folded = [
+        own for item in described if getattr(item, "id", "") == "typical" for own in item.content
+    ]
+    return [sample["text"] for own in folded for block in own.content for sample in block.content]
+
+
 def write_eval(run, value):
     """Nine tasks and their average, as dograph eval writes them."""
     score = {"value": value, "se": 0.01}

@@ -111,12 +111,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if dataclasses.is_dataclass(value):
-        kept = {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
+        kept = {}
         for part in dataclasses.fields(value):
-            factory = part.default_factory
-            default = part.default if factory is dataclasses.MISSING else factory()
-            if kept[part.name] == default:
-                del kept[part.name]
+            factory, own = part.default_factory, getattr(value, part.name)
+            if own != (part.default if factory is dataclasses.MISSING else factory()):
+                kept[part.name] = own
         return plain(kept)
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in value.items()}

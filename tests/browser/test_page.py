@@ -13,7 +13,10 @@ from dograph.report.server import Live, Server
 from page_runs import HOSTILE, dograph_run, hostile_corpus, wide_choice, write_run
 
 pytestmark = pytest.mark.slow
-POINTS = "return [...document.querySelectorAll('#pca-source .point')].map((p) => p.style.transform)"
+POINTS = (
+    "return [...document.querySelectorAll('#pca-source .point')]"
+    ".map((p) => p.getAttribute('transform'))"
+)
 
 CONTRAST = """
   const linear = (v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
@@ -117,7 +120,7 @@ def test_a_comparison_shows_all_of_its_parts(page, wide):
     assert len(claims) == 1
     assert page.run("return document.querySelector('#verdict').textContent") == claims[0]
     tasks = page.run(
-        "return [...document.querySelectorAll('#comparison figcaption')]"
+        "return [...document.querySelectorAll('[aria-label=\"downstream tasks\"] thead th')]"
         ".filter((node) => node.textContent.startsWith('task-')).length"
     )
     assert tasks == 9

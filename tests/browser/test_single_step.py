@@ -1,6 +1,4 @@
-"""Charts of a single step, and of zeros on a logarithmic axis."""
-
-import json
+"""Charts of a single step."""
 
 import pytest
 
@@ -35,15 +33,3 @@ def test_one_validation_shows_its_interval_and_no_other_step(page, tmp_path):
     assert len(set(dots)) == 2
     assert "60" in labels
     assert "61" not in labels
-
-
-def test_a_zero_on_a_logarithmic_axis_is_no_complaint(page, tmp_path):
-    run = write_run(tmp_path / "run", mixer="dograph", steps=20, every=20)
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    told = [json.dumps(row | {"weights/solver_residual": row["step"] % 2 / 10}) for row in rows]
-    (run / "metrics.jsonl").write_text("\n".join(told) + "\n")
-    write_page([run], tmp_path / "page.html")
-    page.size(1280, 6000)
-    page.open((tmp_path / "page.html").as_uri())
-    page.until(DRAWN, 20)
-    assert page.complaints() == []

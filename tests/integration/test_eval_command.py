@@ -145,7 +145,7 @@ def test_a_second_evaluation_is_equal_and_batches_do_not_matter(run, benchmarks,
 
 def test_a_checkpoint_has_a_result_of_its_own(run, benchmarks):
     folder = run / "checkpoints" / "step-00000003" / "model"
-    evaluated(folder, "--benchmarks", benchmarks, "--tasks", "copa", "--limit", "copa=2")
+    evaluated(folder, "--benchmarks", benchmarks, "--tasks", "copa", "--limit", 2)
     found = json.loads((run / "eval-step-3.json").read_text())
     assert found["provenance"]["step"] == 3
     assert (found["tasks"]["copa"]["items"], found["tasks"]["copa"]["available"]) == (2, 3)

@@ -11,7 +11,7 @@ from dograph.errors import ConfigError
 from dograph.eval.recorded import domains_last, explain_step, read_graph
 from dograph.integrations.hf import attach
 from dograph.mixers.base import Mixer
-from dograph.report.domains import Texts, domains_of
+from dograph.report.domains import domains_of
 from dograph.report.series import OpenRun
 from dograph.testing import check_mixer
 from dograph.train.distributed import World
@@ -60,8 +60,8 @@ def test_a_run_keeps_its_domains(tmp_path, lagged):
     assert sorted(set(told.domain_B)) == [node.domain for node in graph.nodes]
     opened = OpenRun(folder)
     opened.read()
-    page = domains_of(opened, 10, Texts())
-    assert page.has_identity
+    page = domains_of(opened, 10)
+    assert not page.numbering  # a number is one domain
     assert [drawn.step for drawn in page.graphs] == [4, 8]
     assert {line.name for line in page.lines[0].series} == {f"domain {j}" for j in range(NUM)}
     assert [shown.step for shown in page.probes] == [0, 8]

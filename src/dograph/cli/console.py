@@ -52,7 +52,7 @@ AS_JSON = option(False, "print JSON instead of tables", "--json")
 # Of the commands that score downstream tasks.
 BENCHMARKS = option(None, "folder with TASK/SPLIT.jsonl or .jsonl.xz (default: from the hub)")
 TASKS = option(None, "some of the nine tasks, separated by commas")
-LIMIT = option(None, "items per task, evenly spaced: 200, or 200,hellaswag=1000")
+LIMIT = option(None, "items of each task, evenly spaced (default: all)", min=1)
 USING = option("builtin", "scorer: builtin, or lm-eval (pip install 'dograph\\[eval]')", "--with")
 BATCH_SIZE = option(32, "texts scored at the same time", min=1)
 SEEDS = "how many, or which: 5, or 10,11,12"

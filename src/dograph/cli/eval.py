@@ -24,7 +24,7 @@ def evaluate(
     ),
     benchmarks: Path | None = console.BENCHMARKS,
     tasks: str | None = console.TASKS,
-    limit: str | None = console.LIMIT,
+    limit: int | None = console.LIMIT,
     using: str = console.USING,
     batch_size: int = console.BATCH_SIZE,
     out: Path | None = option(None, "file for the result (default for a run: RUN/eval.json)"),

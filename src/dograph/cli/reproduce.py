@@ -56,7 +56,7 @@ def reproduce(
     benchmarks: Path | None = console.BENCHMARKS,
     using: str = console.USING,
     tasks: str | None = console.TASKS,
-    limit: str | None = console.LIMIT,
+    limit: int | None = console.LIMIT,
     batch_size: int = console.BATCH_SIZE,
     dry_run: bool = console.DRY_RUN,
 ) -> None:

@@ -133,12 +133,12 @@ def _weights(run: Path, step: int, as_json: bool) -> None:
 def _samples(run: Path, step: int, as_json: bool) -> None:
     from rich.markup import escape
 
-    from dograph.eval.recorded import labels_of_steps, samples_of_step
+    from dograph.eval.recorded import labels_of_step, samples_of_step
     from dograph.train.run_dir import RunDirectory
 
     skipped, rows = Skipped(), list[list[str]]()
     samples = samples_of_step(run, step, skipped)
-    known = labels_of_steps(RunDirectory(run), {step}, skipped).get(step, {}).get("domain")
+    known = labels_of_step(RunDirectory(run), step, skipped)["domain"]
     warn(skipped.warnings())
     if as_json:
         for sample in samples:

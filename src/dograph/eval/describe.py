@@ -1,8 +1,7 @@
 """What sets domains apart: telling words, sources, typical samples.
 
-Computed when somebody reads, from what a run has recorded: samples.jsonl has the domain of each
-sample, and the sampler, a pure function, finds its text again. Domains of one batch do not last;
-the probe rows do, so the clusters of the last probe are described instead.
+Computed when somebody reads, from the rows of a run's last probe: the mixer's domains, or clusters
+of the rows where domains are those of one batch and do not last.
 
 Words are ranked by the log-odds ratio with an informative Dirichlet prior (Monroe, Colaresi and
 Quinn 2008). With y the number of a domain's samples that have the word, a = PRIOR times the mean of
@@ -16,23 +15,20 @@ Shapes: M domains, V words.
 """
 
 import re
-from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from dograph.data.corpus import Block, Corpus
-from dograph.data.sampler import WeightLog
 from dograph.errors import DographError, RunError
-from dograph.eval.gradients import Probe, probed_steps, read_probe
-from dograph.eval.recorded import domains_last, labels_of_steps
-from dograph.records import read_record, read_steps
-from dograph.train.assembly import open_sampler
+from dograph.eval.gradients import probed_steps, read_probe
+from dograph.records import read_record
 from dograph.train.run_dir import RunDirectory
 
-RECENT, TOKENS = 512, 512  # samples that words and sources are counted over, and tokens of each
+TOKENS = 512  # of a row that words are counted over
 PRIOR = 0.25
 LEAST_Z, LEAST_SAMPLES = 3.0, 2  # of a telling word
 WORDS, SOURCES, TYPICAL = 8, 3, 3  # shown of each domain
@@ -47,7 +43,7 @@ class DomainProfile:
     samples: int
     words: list[str]  # the most telling first
     sources: list[str]  # those it has more of, with their share and that of all samples
-    typical: list[Block]  # probe rows nearest the centroid, then samples of the largest weight
+    typical: list[Block]  # rows nearest the centroid
 
     @property
     def name(self) -> str:
@@ -80,69 +76,30 @@ def describe_domains(
     run: RunDirectory, corpus: Corpus | None, step: int | None = None
 ) -> dict[int, DomainProfile]:
     """What sets domains (or clusters) apart after `step` steps; nothing if there are no texts."""
-    config, probe = run.config(), last_probe(run, step)
-    if corpus is None or corpus.manifest.tokenizer.file is None:
-        return {}
-    labels, blocks, near = list[int](), list[Block](), dict[int, list[Block]]()
-    if probe is not None:
-        strata, length = {own.entry.stratum: own for own in corpus.validation}, config.data.seq_len
-        blocks = [Block(0, strata[row["stratum"]], int(row["row"]), length) for row in probe.rows]
-        labels = probe.label_N.tolist()
-        near = {j: [blocks[n] for n in own] for j, own in probe.nearest.items()}
-    if domains_last(config):
-        size, made = config.train.batch_size, read_steps(run.samples_file)
-        known = (one for _, one in made if step is None or one <= step)
-        steps = deque(known, maxlen=max(1, RECENT // size))
-        samples = labelled_samples(run, corpus, steps)[:: max(1, size // RECENT)]
-        if samples:  # else the probe rows are counted
-            labels, blocks = [one[1] for one in samples], [one[3] for one in samples]
-        for _, domain, _, block in sorted(samples, key=lambda one: -one[2]):
-            near.setdefault(domain, []).append(block)
-    return _profiles(corpus, labels, blocks, near)
-
-
-def labelled_samples(
-    run: RunDirectory, corpus: Corpus, steps: Collection[int]
-) -> list[tuple[int, int, float, Block]]:
-    """Step, domain, weight (1 is equal) and block of the samples of some steps, if recorded."""
-    config, found = run.config(), list[tuple[int, int, float, Block]]()
-    try:
-        sampler = open_sampler(config, corpus)
-        sampler.log = WeightLog.load(run.weights_file, sampler.names)
-    except (DographError, OSError):  # what was drawn is not known
-        return []
-    for step, row in sorted(labels_of_steps(run, steps).items()):
-        ids, weights = sampler.draw(step - 1), row["weight"] or [1.0] * sampler.batch_size
-        for i, domain in enumerate(row["domain"] or []):
-            stratum, index = corpus.train[int(ids.stratum_B[i])], int(ids.block_B[i])
-            block = Block(0, stratum, index, config.data.seq_len)
-            found.append((step, domain, weights[i], block))
-    return found
-
-
-def last_probe(run: RunDirectory, step: int | None) -> Probe | None:
-    """The newest probe up to `step`; None if there is none, or if it knows no domains."""
-    with suppress(RunError):
+    probe = None
+    with suppress(RunError):  # there are none, or it is damaged
         steps = [probed for probed in probed_steps(run.path) if step is None or probed <= step]
         probe = read_probe(run.path, steps[-1]) if steps else None
-        return probe if probe and probe.nearest else None
-    return None
-
-
-def _profiles(
-    corpus: Corpus, labels: list[int], blocks: list[Block], near: dict[int, list[Block]]
-) -> dict[int, DomainProfile]:
-    texts, sources = [], [block.stratum.entry.source for block in blocks]
+    if corpus is None or corpus.manifest.tokenizer.file is None or not (probe and probe.nearest):
+        return {}
+    strata, length = (
+        {own.entry.stratum: own for own in corpus.validation},
+        run.config().data.seq_len,
+    )
+    blocks = [Block(0, strata[row["stratum"]], int(row["row"]), length) for row in probe.rows]
+    sources, labels = [block.stratum.entry.source for block in blocks], probe.label_N.tolist()
+    texts = []
     for block in blocks:
-        start = block.index * block.seq_len
-        texts.append(corpus.text(block.stratum, start, start + min(block.seq_len, TOKENS)))
-    words, every, profiles = telling_words(texts, labels), Counter(sources), {}
-    for j, own_words in words.items():
+        start = block.index * length
+        texts.append(corpus.text(block.stratum, start, start + min(length, TOKENS)))
+    every, profiles = Counter(sources), {}
+    for j, words in telling_words(texts, labels).items():
         own = Counter(source for source, k in zip(sources, labels, strict=True) if k == j)
         both = [(name, n / own.total(), every[name] / len(blocks)) for name, n in own.items()]
         more = sorted((row for row in both if row[1] > row[2]), key=lambda row: row[2] - row[1])
         shares = [f"{name} {share:.0%} ({of_all:.0%})" for name, share, of_all in more[:SOURCES]]
-        profiles[j] = DomainProfile(own.total(), own_words, shares, near.get(j, [])[:TYPICAL])
+        near = [blocks[n] for n in probe.nearest.get(j, [])[:TYPICAL]]
+        profiles[j] = DomainProfile(own.total(), words, shares, near)
     return profiles
 
 

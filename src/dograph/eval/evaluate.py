@@ -16,10 +16,10 @@ import torch
 from rich.table import Table
 
 from dograph.data.corpus import Corpus
-from dograph.errors import ConfigError
+from dograph.errors import ConfigError, require
 from dograph.eval.recorded import number_table
-from dograph.eval.scores import PromptEncoder, Report, Scorer, average, check_with, evaluate_tasks
-from dograph.eval.tasks import TASKS, Documents, parse_limits, pick_tasks, read_task
+from dograph.eval.scores import SCORERS, PromptEncoder, Report, Scorer, average, evaluate_tasks
+from dograph.eval.tasks import TASKS, Documents, pick_tasks, read_task
 from dograph.files import sha256_of
 from dograph.models.build import require_folder
 from dograph.models.loss import PerSampleLoss
@@ -72,7 +72,7 @@ def find_subject(name: str) -> Subject:
 class EvalRequest:
     benchmarks: Path | None = None  # None: the hub
     tasks: tuple[str, ...] = ()  # empty: all nine
-    limit: str | None = None
+    limit: int | None = None  # items of each task
     using: str = "builtin"
     batch_size: int = 32
     device: str = "auto"
@@ -120,13 +120,16 @@ def open_scorer(
 
 
 def read_documents(request: EvalRequest, report: Report) -> list[Documents]:
-    """The documents of every requested task, up to its limit."""
-    tasks = pick_tasks(request.tasks)
-    limits = parse_limits(request.limit, tasks)
+    """The documents of every requested task, up to its limit, if the scorer is there at all."""
+    if request.using not in SCORERS:
+        allowed = ", ".join(SCORERS)
+        raise ConfigError(f'there is no scorer "{request.using}"; allowed: {allowed}')
+    if request.using == "lm-eval":
+        require("lm_eval", "eval")
     documents = []
-    for task in tasks:
+    for task in pick_tasks(request.tasks):
         report(f"reading {task.name}", 0, 0)
-        documents.append(read_task(task, request.benchmarks).limited(limits[task.name]))
+        documents.append(read_task(task, request.benchmarks).limited(request.limit))
     return documents
 
 
@@ -135,7 +138,6 @@ def evaluate(
 ) -> dict[str, Any]:
     """The content of eval.json."""
     started = time.monotonic()
-    check_with(request.using)
     documents = read_documents(request, report)
     config = None if subject.run is None else subject.run.config()
     report("loading the model", 0, 0)

@@ -1,13 +1,9 @@
-"""Separation of sources in gradient space; probes; principal components.
-
-The separation of two sources is that of inspect.pairwise_mmd: unbiased MMD^2 over the mean of
-their spreads (tr cov). Here it is the average over all pairs, computed from a Gram matrix.
+"""Probes of a run, and their principal components.
 
 Shapes: N rows, S sources.
 """
 
-from dataclasses import dataclass, field, replace
-from itertools import compress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +17,8 @@ from dograph.errors import ConfigError, RunError
 from dograph.records import DAMAGE, Skipped, read_record
 from dograph.train.run_dir import RunDirectory
 
-# Spreads below this share of the mean square of a row count as zero, and so do components with
-# less than this share of the variance.
-ROUNDING = 1e-12
+ROUNDING = 1e-12  # components with less than this share of the variance count as zero
 LEAST_ROWS = 4  # of a source that is compared with others
-
-
-def separation(gram_NN: Tensor, source_N: Tensor) -> float:
-    """Mean over pairs of sources of unbiased MMD^2 / spread, from the Gram of the sketches.
-
-    MMD^2 = A_gg + A_hh - 2 A_gh with A the mean inner product of different rows; the spread is
-    (D_g - A_gg + D_h - A_hh) / 2 with D the mean square of a row. Sources are numbered from 0,
-    each with at least two rows. NaN if a source has no spread at all.
-    """
-    origin_NS = F.one_hot(source_N).double()
-    count_S = origin_NS.sum(dim=0)
-    assert len(count_S) > 1 < count_S.min(), "separation needs two sources of two rows"
-    rounding = ROUNDING * gram_NN.diagonal().mean()
-    # Centred on the mean of all rows: the same separations with less rounding error.
-    gram_NN = gram_NN.double()
-    mean_N = gram_NN.mean(dim=1)
-    gram_NN = gram_NN - mean_N[:, None] - mean_N + mean_N.mean()
-    square_S = origin_NS.T @ gram_NN.diagonal()
-    sum_SS = origin_NS.T @ gram_NN @ origin_NS
-    within_S = (sum_SS.diagonal() - square_S) / (count_S * (count_S - 1))
-    spread_S = square_S / count_S - within_S
-    spread_S = spread_S.masked_fill(spread_S <= rounding, torch.nan)
-    across_SS = sum_SS / (count_S[:, None] * count_S)
-    apart_SS = within_S[:, None] + within_S - 2 * across_SS
-    ratio_SS = apart_SS / ((spread_S[:, None] + spread_S) / 2)
-    first, second = torch.triu_indices(len(count_S), len(count_S), offset=1)
-    return float(ratio_SS[first, second].mean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +31,7 @@ class Probe:
     sketch_NK: Tensor  # float32, all finite
     source_N: Tensor  # int64, index into sources
     label_N: Tensor  # int64: the mixer's domains, -1 before it has any
-    loss_N: Tensor  # nats
     nearest: dict[int, list[int]] = field(default_factory=dict)  # rows nearest each centroid
-
-    def keeping(self, least: int) -> tuple["Probe", list[str]]:
-        """The rows of sources with at least `least` of them, and the names of the other sources."""
-        kept_S = torch.bincount(self.source_N, minlength=len(self.sources)) >= least
-        row_N = kept_S[self.source_N]
-        kept = replace(
-            self,
-            sources=list(compress(self.sources, kept_S)),
-            rows=list(compress(self.rows, row_N)),
-            sketch_NK=self.sketch_NK[row_N],
-            source_N=(kept_S.cumsum(dim=0) - 1)[self.source_N[row_N]],
-            label_N=self.label_N[row_N],
-            loss_N=self.loss_N[row_N],
-            nearest={},  # by the numbers of all rows
-        )
-        return kept, list(compress(self.sources, ~kept_S))
 
 
 def probed_steps(run: Path) -> list[int]:
@@ -113,8 +63,8 @@ def read_probe(run: Path, step: int) -> Probe:
     try:
         tensors = load_file(tensor_file)
         sketch_NK, source_N = tensors["sketch"].float(), tensors["source"].long()
-        label_N, loss_N = tensors["label"].long(), tensors["loss"]
-        sizes = {len(tensor) for tensor in (sketch_NK, source_N, label_N, loss_N)}
+        label_N = tensors["label"].long()
+        sizes = {len(tensor) for tensor in (sketch_NK, source_N, label_N)}
         if sizes != {len(rows)} or sketch_NK.ndim != 2 or not 0 <= source_N.min() <= source_N.max():
             raise ValueError("its tensors do not have the rows of its .json file")
         sources[int(source_N.max())]
@@ -125,7 +75,7 @@ def read_probe(run: Path, step: int) -> Probe:
             f"{num_bad} of {len(sketch_NK)} sketches in {tensor_file} are not finite: the run had "
             f"diverged by then; {remedy}"
         )
-    return Probe(step, sources, rows, sketch_NK, source_N, label_N, loss_N, nearest)
+    return Probe(step, sources, rows, sketch_NK, source_N, label_N, nearest)
 
 
 def _probed_rows(
@@ -150,33 +100,27 @@ class Principal:
     explained_C: Tensor  # share of the rows' variance along each axis; 0 if they have none
 
 
-def principal(sketch_NK: Tensor, num: int = 2, like_NK: Tensor | None = None) -> Principal:
-    """Directions of sketches on the first `num` principal axes, their own or those of `like_NK`.
+def principal(sketch_NK: Tensor, num: int = 2) -> Principal:
+    """Directions of sketches on their first `num` principal axes.
 
     With X the directions (sketches over their norms) centred on their mean, as in the paper's
     Figure 1, and X X' = U L U', coordinates are U sqrt(L). The sign of an axis makes its coordinate
     of largest absolute value (the first of equals) positive. An axis beyond the rank of the rows is
     zero. A random projection preserves inner products, so these components are close to those of
-    the gradients themselves. On its own axes only the shape of a probe can be compared with others;
-    on those of another probe its place can, and a drift of all rows is visible.
+    the gradients themselves. Axes differ between probes, so only shapes can be compared.
     """
     most = min(sketch_NK.shape)
     if not 1 <= num <= most:
         raise ConfigError(
             f"num={num}: sketches of shape {tuple(sketch_NK.shape)} have 1 to {most} components"
         )
-    like_NK = F.normalize((sketch_NK if like_NK is None else like_NK).double())
-    origin_K = like_NK.mean(dim=0)
-    centred_NK = like_NK - origin_K
+    direction_NK = F.normalize(sketch_NK.double())
+    centred_NK = direction_NK - direction_NK.mean(dim=0)
     value_N, vector_NN = torch.linalg.eigh(centred_NK @ centred_NK.T)
     value_C, vector_NC = value_N.flip(0)[:num], vector_NN.flip(1)[:, :num]
     largest_1C = vector_NC.abs().argmax(dim=0, keepdim=True)
     vector_NC = vector_NC * vector_NC.gather(0, largest_1C).sign()
-    flat_C = value_C <= ROUNDING * len(like_NK)  # directions have length 1
-    axis_KC = centred_NK.T @ vector_NC / value_C.masked_fill(flat_C, 1).sqrt()
-
-    direction_NK = F.normalize(sketch_NK.double())
-    coordinate_NC = (direction_NK - origin_K) @ axis_KC.masked_fill(flat_C, 0)
-    total = direction_NK.var(dim=0, correction=0).sum()
-    along_C = coordinate_NC.var(dim=0, correction=0)
-    return Principal(coordinate_NC, torch.where(total > ROUNDING, along_C / total, 0.0))
+    flat_C = value_C <= ROUNDING * len(sketch_NK)  # directions have length 1
+    value_C = value_C.masked_fill(flat_C, 0)
+    share_C = value_C / centred_NK.square().sum().clamp_min(ROUNDING)
+    return Principal(vector_NC * value_C.sqrt(), share_C)

@@ -1,7 +1,6 @@
 """Read a run's records and show them: explanations of steps, domain graphs, losses per source."""
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +42,13 @@ RANKED = (
     "domain numbers are ranks by weight in this step's batch (0 has the largest weight), so the "
     "same number at another step is another domain"
 )
+# Columns of a table of losses by source, and how they are written.
+LOSSES = {
+    "valid/{}/loss_nats": ".4f",
+    "valid/{}/ppl": ".1f",
+    "valid/{}/bits_per_byte": ".3f",
+    "data/{}/epochs": ".2f",
+}
 IN_WHOLE_ROWS = "weights/effective_samples"  # not in the short rows of other steps
 
 
@@ -81,7 +87,7 @@ def _explanation(
     run: RunDirectory, config: RunConfig, row: Row, skipped: Skipped | None
 ) -> Explanation:
     step = int(row["step"])
-    sample = labels_of_steps(run, {step}, skipped).get(step, {"weight": None, "domain": None})
+    sample = labels_of_step(run, step, skipped)
     quantities = ("samples", "share", "weight", "gradient_norm", "mean_norm")
     domains: list[dict[str, float]] = []
     while f"domains/{(number := len(domains))}/mean_norm" in row:
@@ -106,10 +112,8 @@ def _require_step(run: RunDirectory, step: int) -> None:
         raise RunError(f"{run.path} has steps 1 to {last}; step {step} is not one of them")
 
 
-def labels_of_steps(
-    run: RunDirectory, steps: Collection[int], skipped: Skipped | None = None
-) -> dict[int, dict[str, Any]]:
-    """The lines of some steps in samples.jsonl; no other line is parsed."""
+def labels_of_step(run: RunDirectory, step: int, skipped: Skipped | None = None) -> dict[str, Any]:
+    """The line of a step in samples.jsonl; its weights and domains are None if it has none."""
     size = run.config().train.batch_size
 
     def parse(values: dict[str, Any]) -> dict[str, Any]:
@@ -118,12 +122,8 @@ def labels_of_steps(
                 raise ValueError(f"not {size} weights and domains")
         return values
 
-    labels: dict[int, dict[str, Any]] = {}
-    for row in read_lines(run.samples_file, parse, skipped, lambda line: step_of(line) in steps):
-        labels[row["step"]] = row
-        if len(labels) == len(steps):
-            break
-    return labels
+    rows = read_lines(run.samples_file, parse, skipped, lambda line: step_of(line) == step)
+    return next(rows, {"weight": None, "domain": None})
 
 
 def samples_of_step(
@@ -253,17 +253,17 @@ def agreement_line(graph: DomainGraph) -> str:
 
 def losses_table(paths: list[Path], skipped: Skipped | None = None) -> Table:
     """A row per source and columns per run: nats per token, perplexity, bits per byte, epochs."""
-    titles, columns, sources = ["source"], list[tuple[Row, Row]](), set[str]()
+    titles, columns, sources = ["source"], list[Row](), set[str]()
     skipped = skipped or Skipped()
     for path in paths:
         try:
-            row, epochs = last_validation(path, skipped)
+            row = last_validation(path, skipped)
         except DographError as error:
             if path == paths[-1] and not columns:
                 raise
             skipped.notes.append(f"{path} is left out: {error}")
             continue
-        columns.append((row, epochs))
+        columns.append(row)
         name = f"{path.resolve().name}, step {row['step']}"
         titles += [f"{name}\nnats", *(f"\n{x}" for x in ("ppl", "bits/B", "epochs"))]
         valid = [name.removeprefix("valid/") for name in row if name.startswith("valid/")]
@@ -271,16 +271,16 @@ def losses_table(paths: list[Path], skipped: Skipped | None = None) -> Table:
     names = sorted(sources - set(SUMMARIES))
     table = number_table("validation loss per source", *titles, left=("source",), gap=0)
     for name in [*names, *SUMMARIES]:
-        cells = []
-        for row, epochs in columns:
-            times = epochs.get(f"data/{name}/epochs")
-            cells += [*loss_cells(row, f"valid/{name}"), "" if times is None else f"{times:.2f}"]
+        values = [
+            (row.get(x.format(name)), shape) for row in columns for x, shape in LOSSES.items()
+        ]
+        cells = ["" if value is None else format(value, shape) for value, shape in values]
         table.add_row(escape(name), *cells, end_section=name == names[-1])
     return table
 
 
-def last_validation(path: Path, skipped: Skipped) -> tuple[Row, Row]:
-    """The newest row of validation losses of a run, and how often each source was read since.
+def last_validation(path: Path, skipped: Skipped) -> Row:
+    """The newest row of validation losses of a run, and how often each source has been read.
 
     Steps that metrics.jsonl lacks are added to the warnings.
     """
@@ -298,11 +298,4 @@ def last_validation(path: Path, skipped: Skipped) -> tuple[Row, Row]:
     if not row:
         raise RunError(f"{path} has no validation yet; it runs one every eval.every steps")
     last = read_last(run.metrics_file, metrics_row, None, lambda line: b'"data/' in line)
-    return row, {name: x for name, x in (last or {}).items() if name.startswith("data/")}
-
-
-def loss_cells(row: Row, name: str) -> list[str]:
-    """Nats, perplexity and bits per byte of one name in a row of losses; empty if unknown."""
-    units = {"loss_nats": ".4f", "ppl": ".1f", "bits_per_byte": ".3f"}
-    values = [(row.get(f"{name}/{unit}"), shape) for unit, shape in units.items()]
-    return ["" if value is None else format(value, shape) for value, shape in values]
+    return row | {name: x for name, x in (last or {}).items() if name.startswith("data/")}

@@ -249,14 +249,6 @@ def average(scores: Sequence[TaskScore]) -> ItemMean:
     return ItemMean(sum(score.primary.value for score in scores) / len(scores), se)
 
 
-def check_with(name: str) -> None:
-    """Refuse an unknown scorer, or one that is not installed, before any work."""
-    if name not in SCORERS:
-        raise ConfigError(f'there is no scorer "{name}"; allowed: {", ".join(SCORERS)}')
-    if name == "lm-eval":
-        require("lm_eval", "eval")
-
-
 def evaluate_tasks(
     scorer: Scorer, documents: Sequence[Documents], using: str, report: Report
 ) -> list[TaskScore]:

@@ -141,26 +141,6 @@ def pick_tasks(names: Sequence[str] | None) -> list[Task]:
     return [task for task in TASKS.values() if not names or task.name in names]
 
 
-def parse_limits(text: str | None, tasks: Sequence[Task]) -> dict[str, int | None]:
-    """`200`, `hellaswag=500,copa=50`, or both: `200,hellaswag=500`; None: every item."""
-    limits: dict[str, int | None] = dict.fromkeys((task.name for task in tasks), None)
-    by_name: dict[str, int | None] = {}
-    for part in text.split(",") if text else []:
-        name, _, number = part.strip().rpartition("=")
-        if not number.removeprefix("-").isdecimal() or (name and name not in limits):
-            raise ConfigError(
-                f'--limit "{part}" is neither a number of items nor task=number; '
-                f"the tasks of this call: {', '.join(limits)}"
-            )
-        if int(number) < 1:
-            raise ConfigError(f'--limit "{part}" must be at least 1; leave it out for every item')
-        if name:
-            by_name[name] = int(number)
-        else:
-            limits = dict.fromkeys(limits, int(number))
-    return limits | by_name
-
-
 @dataclass(frozen=True, slots=True)
 class Documents:
     """The documents of one task that are scored, and where they came from."""

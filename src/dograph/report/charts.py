@@ -25,7 +25,6 @@ class LineChart:
     series: list[Series]
     note: str | None = None
     y_name: str = ""  # only in figures; on the page the note says it
-    log_y: bool = False
     zero: bool = False  # the y axis starts at zero
     faint: bool = False  # the page also draws the raw values
 
@@ -42,17 +41,12 @@ class DotRow:
 
 @dataclass(frozen=True, slots=True)
 class DotChart:
-    """Values with their intervals, one row each."""
+    """Differences with their intervals, one row each, and a line at zero."""
 
     title: str
     note: str
     rows: list[DotRow]
-    write: NumberFormat = "fixed"
-    digits: int = 4
-    x_name: str = ""
-    paper_name: str = ""  # of the x axis in figures, which have no title
-    reference: float | None = None  # a vertical line through all rows
-    chance: float | None = None  # a tick in every row
+    paper_name: str  # of the x axis in figures, which have no title
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,25 +63,26 @@ class ScatterChart:
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """A value and its number format; below it an interval, a difference or a note."""
+    """A value and its number format; below it an interval or a difference."""
 
     value: str | float | None
     write: NumberFormat = "number"
     digits: int = 4
     low: float | None = None
     high: float | None = None
-    note: str | None = None
     left: bool = False  # aligned left
     change: float | None = None  # difference to the baseline
     shade: float | None = None  # the difference as a fraction of the largest one
     claimed: bool = False
 
     @classmethod
-    def of(cls, estimate: Estimate | None, write: NumberFormat = "number") -> "TableCell":
+    def of(
+        cls, estimate: Estimate | None, write: NumberFormat = "number", digits: int = 4
+    ) -> "TableCell":
         """An estimate with its interval; an empty cell for None."""
         if estimate is None:
             return cls(None)
-        return cls(estimate.value, write, low=estimate.low, high=estimate.high)
+        return cls(estimate.value, write, digits, estimate.low, estimate.high)
 
 
 Entry = TableCell | str | float | None

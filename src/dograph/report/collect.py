@@ -2,9 +2,10 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,10 @@ from dograph.errors import DographError, RunError
 from dograph.eval.evaluate import checked_result, limited_tasks
 from dograph.progress import counted
 from dograph.records import DAMAGE, Skipped, read_record
-from dograph.report.charts import DotChart, DotRow
-from dograph.report.domains import Texts
+from dograph.report.charts import Entry, PageTable, TableCell
 from dograph.report.one_run import RunData, run_data
 from dograph.report.series import OpenRun
-from dograph.stats import ABOVE_ZERO, SHARE, Estimate, Interval, mean_estimate
+from dograph.stats import ABOVE_ZERO, PER_CENT, Estimate, Interval, mean_estimate
 from dograph.train.run_dir import EVAL, RunDirectory
 
 CELLS = "cells"  # runs of a comparison
@@ -42,12 +42,9 @@ class Comparison:
     @property
     def methods(self) -> list[MethodFindings]:
         """Methods that have losses; the notes name those that failed."""
-
-        def is_known(method: MethodFindings) -> bool:
-            means = [spread.mean for spread in method.sources.values()]
-            return bool(means) and all(map(math.isfinite, means))
-
-        return [method for method in self.findings.methods if is_known(method)]
+        means_of = [[one.mean for one in m.sources.values()] for m in self.findings.methods]
+        is_known = [bool(means) and all(map(math.isfinite, means)) for means in means_of]
+        return list(compress(self.findings.methods, is_known))
 
     @property
     def sources(self) -> list[str]:
@@ -57,7 +54,6 @@ class Comparison:
     def claim(self) -> str:
         """Which methods are lower than the baseline, which higher, and which are neither."""
         baseline, groups = self.findings.baseline, dict[str, list[str]]()
-        seeds = {method.label: method.seeds for method in self.methods}
         found = {m.label: own for m in self.methods if (own := m.difference("mean"))}
         if not found:
             return f"No method can be compared with {baseline}."
@@ -68,8 +64,9 @@ class Comparison:
             return found[label].mean
 
         def difference(label: str) -> str:
-            nats, several = found[label].estimate.text("+.4f", " "), seeds[label] > 1
-            return f"{nats} nats vs. {baseline}, {seeds[label]} seed{'s' if several else ''}"
+            own = found[label].estimate
+            seeds = f"{own.num} seed{'s' if own.num > 1 else ''}"
+            return f"{own.text('+.4f', ' ')} nats vs. {baseline}, {seeds}"
 
         best, has_lower, sentences = min(found, key=mean), "lower" in groups, list[str]()
         for claim, largest in (("lower", min), ("higher", max)):
@@ -103,9 +100,8 @@ class PageData:
     runs: list[RunData]
     groups: dict[str, list[str]]  # names of runs that differ only in their seed
     comparisons: list[Comparison]
-    tasks: list[DotChart]  # downstream scores
+    tasks: PageTable | None  # downstream scores
     task_notes: list[str]
-    texts: list[str]
     damage: list[str]  # runs and files that could not be read
 
     @property
@@ -178,7 +174,7 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
 
     `keep` holds the metrics in memory for the next call: some hundred MB for twenty long runs.
     """
-    texts, opened, runs = Texts(), subjects.runs, list[RunData]()
+    opened, runs = subjects.runs, list[RunData]()
     left_out = list(subjects.left_out)
     buckets = min(MOST, max(LEAST, POINTS // max(len(opened), 1)))
     names = run_names([run.path for run in opened])
@@ -192,7 +188,7 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
 
             try:
                 run.read(show)
-                runs.append(run_data(run, name, group, buckets, texts))
+                runs.append(run_data(run, name, group, buckets))
                 by_group.setdefault(group, []).append(name)
             except (DographError, OSError, *DAMAGE) as error:  # the others have their page
                 left_out.append(f"{run.path} is left out, a file of it is damaged: {error!r}")
@@ -221,13 +217,12 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
         comparisons=comparisons,
         tasks=tasks,
         task_notes=task_notes,
-        texts=list(texts),
         damage=left_out + skipped.warnings(),
     )
 
 
-def tasks_of(runs: Sequence[RunData], skipped: Skipped) -> tuple[list[DotChart], list[str]]:
-    """Scores of `dograph eval` in per cent, a chart per task, with the score of guessing; notes.
+def tasks_of(runs: Sequence[RunData], skipped: Skipped) -> tuple[PageTable | None, list[str]]:
+    """Scores of `dograph eval` in per cent by method and task, and of guessing; notes.
 
     Intervals are over seeds if a group has several runs, else over the items of a task.
     """
@@ -236,34 +231,35 @@ def tasks_of(runs: Sequence[RunData], skipped: Skipped) -> tuple[list[DotChart],
         if record := read_record(run.path / EVAL, checked_result, skipped):
             record["tasks"][AVERAGE] = record["average"] | {"primary": None}
             records.setdefault(run.group, []).append(record)
+    if not records:
+        return None, []
     every = [record for own in records.values() for record in own]
     names = dict.fromkeys(task for record in every for task in record["tasks"] if task != AVERAGE)
-    charts = []
-    for task in (*names, AVERAGE) if every else ():
-        scores = [record["tasks"][task] for record in every if task in record["tasks"]]
-        # As in the paper: the first of the averages, the last of a task's.
-        chance = 100 * scores[0 if task == AVERAGE else -1]["chance"]
-        rows = []
-        for index, (group, own) in enumerate(records.items()):
-            if known := [record["tasks"][task] for record in own if task in record["tasks"]]:
-                score = _score(known)
-                low, high = (x and 100 * x for x in (score.low, score.high))
-                rows.append(DotRow(group, index, 100 * score.value, low, high))
-        note = f"accuracy in %; dashed: chance, {chance:.1f} %" if chance else "accuracy in %"
-        charts.append(DotChart(task, note, rows, digits=1, chance=chance))
+    columns = [*names, AVERAGE]
+
+    def scores(task: str, own: Sequence[Mapping[str, Any]]) -> list[Any]:
+        return [record["tasks"][task] for record in own if task in record["tasks"]]
+
+    def row(name: str, estimates: Iterable[Estimate | None]) -> list[Entry]:
+        return [name, *(TableCell.of(one, "fixed", 1) for one in estimates)]
+
+    # As in the paper: the first of the averages, the last of a task's.
+    chance = [scores(task, every)[0 if task == AVERAGE else -1]["chance"] for task in columns]
+    rows = [row(name, (_score(scores(x, own)) for x in columns)) for name, own in records.items()]
+    rows.append(row("chance", (Estimate(100 * one) for one in chance)))
     notes = list(dict.fromkeys(note for record in every for note in record["notes"]))
-    return charts, notes + limited_tasks(every)
+    table = PageTable("downstream tasks", ["method", *columns], rows, summaries=1)
+    return table, notes + limited_tasks(every)
 
 
-def _score(tasks: Sequence[Mapping[str, Any]]) -> Estimate:
+def _score(tasks: Sequence[Mapping[str, Any]]) -> Estimate | None:
     """The primary metric as in the paper (acc_norm if the task has it), with its interval."""
     scores = [task[task["primary"]] if task["primary"] else task for task in tasks]
-    if len(scores) > 1:
-        return mean_estimate([score["value"] for score in scores]).within(SHARE)
-    value, error = scores[0]["value"], scores[0]["se"]
-    if error is None:
-        return Estimate(value)
-    return Estimate(value, Interval(value - NORMAL * error, value + NORMAL * error)).within(SHARE)
+    value_N = [100 * score["value"] for score in scores]
+    if len(scores) != 1 or scores[0]["se"] is None:
+        return mean_estimate(value_N).within(PER_CENT) if scores else None
+    (value,), reach = value_N, 100 * NORMAL * scores[0]["se"]
+    return Estimate(value, Interval(value - reach, value + reach)).within(PER_CENT)
 
 
 def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> str:
@@ -327,15 +323,12 @@ def group_names(
     settings that differ from other runs of this mixer.
     """
     flat = [_flat(config.model_dump(mode="json", exclude=set(_FREE))) for config in configs]
-    alone: dict[str, list[dict[str, str]]] = {}  # settings of runs outside comparisons, by mixer
-    for own, method in zip(flat, methods, strict=True):
-        if method is None:
-            alone.setdefault(own["mixer.name"], []).append(own)
+    pairs = list(zip(flat, methods, strict=True))
     names, owners = list[str](), dict[str, set[tuple[str, str] | None]]()
-    for own, method in zip(flat, methods, strict=True):
+    for own, method in pairs:
         name = method[1] if method else own["mixer.name"]
-        if method is None:
-            others = alone[name]
+        if method is None:  # named by its differences to runs outside comparisons
+            others = [o for o, compared in pairs if not compared and o["mixer.name"] == name]
             different = [key for key in sorted(own) if len({o.get(key) for o in others}) > 1]
             parts = [f"{key.removeprefix('mixer.')}={own[key]}" for key in different]
             name = " ".join([name, *parts])

@@ -5,15 +5,14 @@ Shapes: N probe rows, M domains.
 
 import math
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 from scipy.linalg import orthogonal_procrustes
 
-from dograph.data.corpus import Block, Corpus
+from dograph.data.corpus import Corpus
 from dograph.errors import RunError
-from dograph.eval.describe import DomainProfile, describe_domains, excerpt, labelled_samples
+from dograph.eval.describe import DomainProfile, describe_domains, excerpt
 from dograph.eval.gradients import Probe, principal, probed_steps, read_probe
 from dograph.eval.recorded import domains_last, parse_graph
 from dograph.records import finite, read_lines, step_of, unpacked
@@ -29,7 +28,6 @@ from dograph.report.charts import (
 from dograph.report.series import Columns, OpenRun, curve, rounded
 
 ROUNDS = 60  # of moving overlapping nodes apart
-EXAMPLES, GRAPHS_WITH_TEXTS = 3, 4  # texts of a domain of one batch, and graphs that have them
 MOST_GRAPHS = 100
 LASTING = "a number is one domain throughout the run"
 RANKED = "numbers are ranks by weight in each step, 0 the largest weight"
@@ -39,20 +37,12 @@ NO_IDENTITY = (
     "here follows a domain over steps; the graph shows the domains of one batch at a time."
 )
 DESCRIBED = (
-    "Words: in more of its samples than in those of all others together, by at least 3 standard "
-    "errors. Sources: with a larger share here than in all samples (in brackets)."
+    "Samples are the rows of the last probe. Words: in more of its samples than in those of all "
+    "others together, by at least 3 standard errors. Sources: with a larger share here than in "
+    "all samples (in brackets)."
 )
-CLUSTERED = " Samples here are the probe rows, which last, clustered at the last probe."
+CLUSTERED = " Domains of one batch do not last, so these are clusters of the rows."
 BASE, REACH = 0.06, 0.34  # a node's radius is BASE + REACH sqrt(share); as in domains.js
-
-
-@dataclass(frozen=True, slots=True)
-class ExampleText:
-    """A row in a domain; `text` is an index into the page's texts."""
-
-    source: str
-    document: int
-    text: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,28 +50,25 @@ class ProbeView:
     """The probe rows at one step: coordinates and domain labels."""
 
     step: int
-    last: list[list[float]]  # x and y on the principal axes of the last probe
-    own: list[list[float]]  # x and y on the principal axes of this probe
-    explained: list[list[float]]  # explained variance of the two axes: last, own
+    place: list[list[float]]  # x and y on the principal axes of this probe
+    explained: list[float]  # share of the variance on each of the two axes
     label: list[int]  # -1 before there are domains
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedGraph:
-    """A domain graph with coordinates; with texts if its domains are those of one batch."""
+    """A domain graph with coordinates."""
 
     step: int
     nodes: list[dict[str, Any]]
     edges: list[dict[str, Any]]
-    examples: dict[str, list[ExampleText]] | None = None  # by domain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainsView:
     """Everything the page shows of a run's domains."""
 
-    has_identity: bool  # the same domains over all steps
-    numbering: str  # what a domain's number means
+    numbering: str  # what a domain's number means, if it is not one domain throughout the run
     sources: list[str]
     source_N: list[int]  # of each probe row
     probes: list[ProbeView]
@@ -93,7 +80,6 @@ class DomainsView:
     notes: list[str]
 
 
-Texts = dict[str, int]  # the texts of a page, each once, and their index
 Profiles = dict[int, DomainProfile]
 
 
@@ -103,15 +89,7 @@ def name_of(domain: int, profiles: Profiles, kind: str = "domain") -> str:
     return f"{kind} {domain}: {words}" if words else f"{kind} {domain}"
 
 
-def example(corpus: Corpus, block: Block, texts: Texts) -> ExampleText:
-    """A block; without text if the corpus has no tokenizer."""
-    place, index = block.place(), None
-    if corpus.manifest.tokenizer.file is not None:
-        index = texts.setdefault(excerpt(block.text(corpus)), len(texts))
-    return ExampleText(str(place["source"]), int(place["document"]), index)
-
-
-def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
+def domains_of(run: OpenRun, buckets: int) -> DomainsView | None:
     """The domains of a run; None if its mixer has none."""
     columns, corpus = run.columns, run.corpus
     graphs = recorded_graphs(run)
@@ -134,14 +112,10 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
         elif corpus.manifest.tokenizer.file is None:
             notes.append("The corpus has tokens but no tokenizer, so no texts are shown.")
         views = probe_views(probes, lasting=lasting)
-    if corpus is not None and not lasting:
-        graphs = with_samples(run, corpus, graphs, texts)
-    known = {name for graph in graphs for node in graph.nodes for name in node["sources"]}
-    sources = probes[-1].sources if probes else sorted(known)
+    sources = probes[-1].sources if probes else []
     profiles = describe_domains(run.files, corpus)
     return DomainsView(
-        has_identity=lasting,
-        numbering=LASTING if lasting else RANKED,
+        numbering="" if lasting else RANKED,
         sources=sources,
         source_N=probes[-1].source_N.tolist() if probes else [],
         probes=views,
@@ -149,7 +123,7 @@ def domains_of(run: OpenRun, buckets: int, texts: Texts) -> DomainsView | None:
         graphs=graphs,
         names={str(j): own.name for j, own in profiles.items() if lasting},
         lines=domain_lines(columns, buckets, profiles) if lasting else [],
-        described=profile_blocks(run, profiles, texts, lasting=lasting),
+        described=profile_blocks(corpus, profiles, lasting=lasting),
         notes=notes,
     )
 
@@ -169,24 +143,6 @@ def recorded_graphs(run: OpenRun) -> list[PlacedGraph]:
         return place_graph(unpacked(values), places)
 
     return list(read_lines(run.files.graph_file, placed, run.skipped, wanted=is_shown))
-
-
-def with_samples(
-    run: OpenRun, corpus: Corpus, graphs: list[PlacedGraph], texts: Texts
-) -> list[PlacedGraph]:
-    """Adds the first samples of each domain to some graphs, including the last one.
-
-    Domains that last have typical texts. Domains of one batch cannot be assigned other rows, so the
-    samples of that batch are shown.
-    """
-    last, parts = len(graphs) - 1, GRAPHS_WITH_TEXTS - 1
-    chosen = {graphs[round(k * last / parts)].step for k in range(parts + 1) if graphs}
-    examples: dict[int, dict[str, list[ExampleText]]] = {}
-    for step, domain, _, block in labelled_samples(run.files, corpus, chosen):
-        shown = examples.setdefault(step, {}).setdefault(str(domain), [])
-        if len(shown) < EXAMPLES:
-            shown.append(example(corpus, block, texts))
-    return [replace(graph, examples=examples.get(graph.step)) for graph in graphs]
 
 
 def domain_lines(columns: Columns, buckets: int, profiles: Profiles) -> list[LineChart]:
@@ -229,16 +185,14 @@ def scatter_charts(
     ]
 
 
-def profile_blocks(
-    run: OpenRun, profiles: Profiles, texts: Texts, *, lasting: bool
-) -> list[PageItem]:
+def profile_blocks(corpus: Corpus | None, profiles: Profiles, *, lasting: bool) -> list[PageItem]:
     """What sets each domain or cluster apart, as a table, and its typical texts."""
     rows, folded, kind = list[list[Entry]](), list[PageItem](), "domain" if lasting else "cluster"
     for j, own in profiles.items():
         cells = (", ".join(own.words) or "none stands out", ", ".join(own.sources))
         left = [TableCell(text, left=True) for text in cells]
         rows.append([str(j), str(own.samples), *left])
-        typical = [example(run.corpus, block, texts) for block in own.typical if run.corpus]
+        typical = [{**b.place(), "text": excerpt(b.text(corpus))} for b in own.typical if corpus]
         title = name_of(j, profiles, kind)
         folded.append(PageBlock("folded", [PageBlock("samples", typical)], title))
     left_heads = [TableCell(name, left=True) for name in ("words", "sources")]
@@ -252,19 +206,18 @@ def profile_blocks(
 
 
 def probe_views(probes: list[Probe], *, lasting: bool) -> list[ProbeView]:
-    """Coordinates on the axes of the last probe and on each probe's own.
+    """Coordinates on each probe's principal axes.
 
     Clusters are those of the last probe at every step: their numbers at other probes mean other
     clusters.
     """
     views = []
     for probe in probes:
-        on_last = principal(probe.sketch_NK, like_NK=probes[-1].sketch_NK)
-        both = [on_last, principal(probe.sketch_NK)]
-        last, own = ([rounded(xs, 4) for xs in one.coordinate_NC.T.numpy()] for one in both)
-        explained = [rounded(one.explained_C.numpy(), 4) for one in both]
+        found = principal(probe.sketch_NK)
+        place = [rounded(xs, 4) for xs in found.coordinate_NC.T.numpy()]
         label = (probe if lasting else probes[-1]).label_N.tolist()
-        views.append(ProbeView(probe.step, last, own, explained, label))
+        explained = rounded(found.explained_C.numpy(), 4)
+        views.append(ProbeView(probe.step, place, explained, label))
     return views
 
 
@@ -311,23 +264,17 @@ def classical_scaling(distance_MM: np.ndarray) -> np.ndarray:
 
 
 def move_apart(place_M2: np.ndarray, radius_M: np.ndarray) -> np.ndarray:
-    """Moves overlapping nodes apart, by no more than the overlap."""
-    place_M2, num = place_M2.copy(), len(place_M2)
+    """Moves overlapping nodes apart, each pair by its overlap, until none overlap."""
+    angle_M = 2.4 * np.arange(len(place_M2))  # nodes at one point move in different directions
+    place_M2 = place_M2 + 1e-6 * np.column_stack([np.cos(angle_M), np.sin(angle_M)])
     for _ in range(ROUNDS):
-        moved = False
-        for i, j in combinations(range(num), 2):
-            offset = place_M2[j] - place_M2[i]
-            length = float(np.hypot(*offset))
-            overlap = radius_M[i] + radius_M[j] - length
-            if overlap <= 1e-6:
-                continue
-            angle = 2.4 * (i + num * j)  # nodes at one point move in fixed, different directions
-            way = offset / length if length > 1e-9 else np.array([np.cos(angle), np.sin(angle)])
-            place_M2[i] -= way * overlap / 2
-            place_M2[j] += way * overlap / 2
-            moved = True
-        if not moved:
+        offset_MM2 = place_M2[:, None] - place_M2
+        length_MM = np.linalg.norm(offset_MM2, axis=-1) + np.eye(len(place_M2))
+        overlap_MM = np.maximum(radius_M[:, None] + radius_M - length_MM, 0)
+        np.fill_diagonal(overlap_MM, 0)
+        if overlap_MM.max(initial=0) < 1e-6:
             break
+        place_M2 += (offset_MM2 * (overlap_MM / length_MM)[..., None]).sum(axis=1) / 2
     return place_M2
 
 

@@ -5,7 +5,6 @@ paper's columns; colours are those of the page's light theme.
 """
 
 import io
-import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +49,7 @@ STYLE = {
 ASIDE = 0.02  # distance of points at the same single step, as a fraction of all steps
 MARKED = 6  # marks on a line of many points
 LETTERS = 15  # that fit into an inch of a legend
-PROBES_ACROSS, TASKS_ACROSS = 6, 5  # panels in a row
+PROBES_ACROSS = 6  # panels in a row
 MARGIN = 0.05  # around the points, as a fraction of their range
 DPI = 300  # of the PNG files
 # Metadata by format: without a date, the same runs give the same file.
@@ -91,11 +90,9 @@ def drawn(data: PageData) -> Figures:
     first = {runs[0] for runs in data.groups.values()}
     for run in (run for run in data.runs if run.name in first):
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", run.name).strip("-.") or "run"
-        yield from draw_run(data, run, "" if len(data.runs) == 1 else f"{stem}-")
+        yield from draw_run(run, "" if len(data.runs) == 1 else f"{stem}-")
     for k, comparison in enumerate(data.comparisons):
         yield from draw_comparison(comparison, f"comparison{k + 1 if k else ''}-")
-    if data.tasks:
-        yield "benchmarks", draw_tasks(data)
 
 
 def draw_curves(data: PageData) -> Figures:
@@ -104,38 +101,25 @@ def draw_curves(data: PageData) -> Figures:
         charts = sections.loss_charts(data, metric, "")
         chart = charts.get("methods") or charts[None]
         if chart.series:
-            yield name, line_figure(chart, 2.3, lone=len(data.groups) == 1, steps=data.steps)
+            yield name, line_figure(chart, lone=len(data.groups) == 1, steps=data.steps)
 
 
-def draw_run(data: PageData, run: RunData, stem: str) -> Figures:
-    """Losses by source, health, and domains."""
-    chart = sections.source_chart(run)
+def draw_run(run: RunData, stem: str) -> Figures:
+    """Losses by source, probes, weights of domains, and the last graph."""
+    chart, domains = sections.source_chart(run), run.domains
     if chart.series:
-        yield f"{stem}sources", line_figure(chart, 2.3, steps=run.steps)
-    charts = sections.health_charts(replace(data, runs=[run], groups={run.group: [run.name]}))
-    if charts:
-        figure, axes = panels(len(charts), 2, 1.6)
-        for chart, axis in zip(charts, axes, strict=True):
-            draw_lines(axis, chart, lone=True)
-            axis.set_title(chart.title)
-        yield f"{stem}health", figure
-    if run.domains is not None:
-        for name, figure in draw_domains(run.domains):
-            yield f"{stem}{name}", figure
-
-
-def draw_domains(domains: DomainsView) -> Figures:
-    """Probes, weights, and the last graph."""
+        yield f"{stem}sources", line_figure(chart, steps=run.steps)
+    if domains is None:
+        return
     if domains.probes:
-        yield "pca", _draw_probes(domains)
+        yield f"{stem}pca", _draw_probes(domains)
     for weights in (chart for chart in domains.lines[:1] if chart.series):
         smoothed = replace(weights, series=[replace(one, raw=None) for one in weights.series])
-        yield "weights", line_figure(smoothed, 2.3)
+        yield f"{stem}weights", line_figure(smoothed)
     if domains.graphs:
-        below = "" if domains.has_identity else domains.numbering
-        figure, axes = sheet(COLUMN, COLUMN, below=below)
+        figure, axes = sheet(COLUMN, COLUMN, below=domains.numbering)
         draw_graph(axes[0, 0], domains.graphs[-1], domains.names)
-        yield "graph", figure
+        yield f"{stem}graph", figure
 
 
 def _draw_probes(domains: DomainsView) -> Any:
@@ -145,7 +129,7 @@ def _draw_probes(domains: DomainsView) -> Any:
     for row, chart in zip(axes, domains.scatters, strict=True):
         for axis, probe in zip(row, chosen, strict=True):
             kind_N = domains.source_N if chart.by_source else probe.label
-            draw_scatter(axis, probe.own, kind_N, chart.labels)
+            draw_scatter(axis, probe.place, kind_N, chart.labels)
             axis.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")
             if chart.by_source:
                 axis.set_title(f"step {probe.step:,}")
@@ -162,18 +146,6 @@ def draw_comparison(one: Comparison, stem: str) -> Figures:
         draw_dots(axes[0, 0], chart)
         axes[0, 0].locator_params(axis="x", nbins=5)
         yield f"{stem}differences", figure
-
-
-def draw_tasks(data: PageData) -> Any:
-    """Accuracy on every task in per cent, with chance as a dashed line."""
-    names = list(dict.fromkeys(row.name for chart in data.tasks for row in chart.rows))
-    figure, axes = panels(len(data.tasks), TASKS_ACROSS, 0.7 + 0.14 * len(names), 0.4)
-    figure.supxlabel("accuracy (%); dashed: chance", fontsize=7)
-    for at, (chart, axis) in enumerate(zip(data.tasks, axes, strict=True)):
-        draw_dots(axis, chart, names)
-        axis.set_title(chart.title)
-        axis.tick_params(labelleft=at % TASKS_ACROSS == 0)
-    return figure
 
 
 def colour(index: int) -> str:
@@ -206,18 +178,9 @@ def sheet(
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def panels(num: int, across: int, row_height: float, more: float = 0.0) -> tuple[Any, list[Any]]:
-    """A wide figure with `num` axes in rows."""
-    rows = math.ceil(num / across)
-    figure, axes = sheet(WIDE, row_height * rows + more, rows, across)
-    for axis in axes.flat[num:]:
-        axis.set_axis_off()
-    return figure, list(axes.flat[:num])
-
-
-def line_figure(chart: LineChart, height: float, *, lone: bool = False, steps: int = 1) -> Any:
+def line_figure(chart: LineChart, *, lone: bool = False, steps: int = 1) -> Any:
     """A line chart in one column, with a legend above it; its x axis has at least these steps."""
-    figure, axes = sheet(COLUMN, height)
+    figure, axes = sheet(COLUMN, 2.3)
     draw_lines(axes[0, 0], chart, lone=lone, steps=steps)
     add_legend(axes[0, 0])
     return figure
@@ -255,16 +218,11 @@ def draw_lines(axis: Any, chart: LineChart, *, lone: bool = False, steps: int = 
         else:
             axis.plot([*x, *x], [*one.low, *one.high], color=own, alpha=0.4, linewidth=3)
     axis.set(xlabel="step", ylabel=chart.y_name)
-    ticker = require("matplotlib.ticker", "figures")
-    whole = ticker.MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True)
-    axis.xaxis.set_major_locator(whole)
+    locator = require("matplotlib.ticker", "figures").MaxNLocator
+    axis.xaxis.set_major_locator(locator("auto", steps=[1, 2, 5, 10], integer=True))
     if chart.zero:
         axis.set_ylim(bottom=0)
     axis.set_xlim(1 - MARGIN * last, (1 + MARGIN) * last)
-    if chart.log_y:  # with plain numbers, because STYLE turns formulas off
-        axis.set(yscale="log")
-        axis.yaxis.set_major_formatter(ticker.LogFormatter())
-        axis.yaxis.set_minor_formatter(ticker.LogFormatter())
 
 
 def draw_scatter(
@@ -286,19 +244,17 @@ def draw_scatter(
         )
 
 
-def draw_dots(axis: Any, chart: DotChart, names: Sequence[str] = ()) -> None:
-    """Values with their intervals, in a row for each of `names`."""
-    names = names or [row.name for row in chart.rows]
-    for row in chart.rows:
-        at, own = names.index(row.name), colour(row.index)
+def draw_dots(axis: Any, chart: DotChart) -> None:
+    """Values with their intervals, one row each, the first at the top."""
+    for at, row in enumerate(chart.rows):
+        own = colour(row.index)
         if row.low is not None:
             axis.plot([row.low, row.high], [at, at], color=own, linewidth=1.4)
         axis.plot([row.value], [at], mark(row.index), color=own, markersize=4)
-    for line in (chart.reference, chart.chance):
-        if line is not None:
-            axis.axvline(line, color=PAGE["soft"], linewidth=0.6, linestyle="--")
+    axis.axvline(0, color=PAGE["soft"], linewidth=0.6, linestyle="--")
     axis.set_xlabel(chart.paper_name)
-    label_rows(axis, names)
+    axis.set_yticks(range(len(chart.rows)), [row.name for row in chart.rows])
+    axis.set_ylim(len(chart.rows) - 0.4, -0.6)
 
 
 def draw_graph(axis: Any, graph: PlacedGraph, names: Mapping[str, str]) -> None:
@@ -323,12 +279,6 @@ def draw_graph(axis: Any, graph: PlacedGraph, names: Mapping[str, str]) -> None:
     axis.set(aspect="equal", title=f"step {graph.step:,}")
     axis.autoscale_view()
     axis.set_axis_off()
-
-
-def label_rows(axis: Any, names: Sequence[str]) -> None:
-    """One row per name, the first at the top."""
-    axis.set_yticks(range(len(names)), names)
-    axis.set_ylim(len(names) - 0.4, -0.6)
 
 
 def add_legend(axis: Any, where: str = "upper") -> None:

@@ -14,7 +14,7 @@ from dograph.eval.recorded import domains_last, read_validation
 from dograph.plan.jobs import RESULT
 from dograph.progress import duration
 from dograph.records import Skipped, read_record
-from dograph.report.domains import DomainsView, Texts, domains_of
+from dograph.report.domains import DomainsView, domains_of
 from dograph.report.series import OpenRun, Series, curve
 from dograph.stats import ABOVE_ZERO, Estimate, t_interval
 from dograph.train.edits import edits_of
@@ -22,12 +22,10 @@ from dograph.train.metrics import RARE, SUMMARIES
 
 ENVIRONMENT = "env.json"  # versions and devices
 WARM_UP = 5  # steps that mean times leave out: compilation, first allocations
-PARTS = ("forward", "forward_backward", "sketch", "weigh", "backward", "deferred", "update")
 
 LOSS = "/loss_nats"  # how columns of losses end
 UNSMOOTHED = ("optim/lr", "time/tokens_per_second")
-RESIDUAL = "weights/solver_residual"  # on a logarithmic axis
-UNSOLVED = 1e-3  # above this residual, weights are not a solution of the objective
+RESIDUAL = "weights/solver_residual"
 HEALTH = {  # title and explanation of each chart
     "weights/effective_samples": "Effective samples: 1 / sum of squared sample weights; equal "
     "weights give the batch size ({batch})",
@@ -41,13 +39,12 @@ HEALTH = {  # title and explanation of each chart
     "interpret the level",
     "weights/gradient_norm_ratio": "Norm of the weighted gradient relative to equal weights: "
     "|sum c g| / |mean g| of the sketches; 1: weighting does not change the norm",
-    RESIDUAL: "Solver residual: distance of the weights from a solution of the objective",
     "optim/grad_norm": "Gradient norm: of the update, before clipping",
 }
 FALLBACK = "equal weights were used: a gradient was not finite or the problem had no solution"
 UNCONVERGED = "the solver did not converge: residual up to {most:.2g}"
-# Column, largest normal value, warning.
-UNUSUAL = ((RARE, 0.0, FALLBACK), (RESIDUAL, UNSOLVED, UNCONVERGED))
+# Column, largest normal value, warning. Beyond 1e-3 weights are no solution of the objective.
+UNUSUAL = ((RARE, 0.0, FALLBACK), (RESIDUAL, 1e-3, UNCONVERGED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +65,6 @@ class StepCosts:
     tokens_per_second: float | None
     peak_bytes: int | None
     seconds: float | None
-
-    @property
-    def is_plain(self) -> bool:
-        """Without sketches and weights."""
-        return not {"sketch", "weigh"} & set(self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +99,7 @@ class RunData:
         return [name for name in self.losses if name not in SUMMARIES]
 
 
-def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) -> RunData:
+def run_data(run: OpenRun, name: str, group: str, buckets: int) -> RunData:
     """Everything a page shows of a run whose metrics have been read."""
     columns = run.columns
     shown = {*HEALTH, *UNSMOOTHED, *(name for name in columns.names if name.endswith(LOSS))}
@@ -118,7 +110,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int, texts: Texts) ->
         smooth = metric not in UNSMOOTHED and not metric.startswith("valid/")
         curves[metric] = curve(*columns.get(metric), buckets, smooth=smooth)
     losses, cost, warnings = last_losses(run), cost_of(run), warnings_of(run)
-    facts, domains = _facts(run, cost), domains_of(run, buckets, texts)
+    facts, domains = _facts(run, cost), domains_of(run, buckets)
     is_live = run.files.use() != "free"
     damage = [*columns.skipped.warnings(live=is_live), *run.skipped.warnings(live=is_live)]
     return RunData(
@@ -175,27 +167,25 @@ def warnings_of(run: OpenRun) -> list[str]:
 
 def last_losses(run: OpenRun) -> dict[str, Estimate]:
     """Sources, then summaries; intervals over validation blocks once the run is complete."""
-    blocks, columns = block_losses(run.files.validation_file, run.skipped), run.columns
+    columns, every = run.columns, block_losses(run.files.validation_file, run.skipped)
     names = columns.between("valid/", LOSS)
     nats = {name: columns.last(f"valid/{name}{LOSS}") or 0.0 for name in names}
-    losses = {name: Estimate(value) for name, value in nats.items() if name not in SUMMARIES}
-    sources = list(losses)
-    for source in sources:
-        if source in blocks and abs(blocks[source].mean - nats[source]) < 1e-3:
-            losses[source] = over_blocks(blocks[source].mean, [(1.0, blocks[source])])
+    # The file may be of another validation.
+    blocks = {s: own for s, own in every.items() if abs(own.mean - nats.get(s, 0.0)) < 1e-3}
+    sources = [name for name in nats if name not in SUMMARIES]
     tokens = run.corpus.tokens_by_source() if run.corpus is not None else {}
     total = sum(tokens.get(source, 0) for source in sources)
-    worst = sorted(sources, key=lambda source: -losses[source].value)[:1]
-    # The weight of each source in a summary; empty if unknown.
-    shares = {
-        "mean": {source: 1 / len(sources) for source in sources},
-        "worst": dict.fromkeys(worst, 1.0),
-        "natural": {source: tokens.get(source, 0) / total for source in sources if total},
-    }
-    is_whole = set(sources) <= set(blocks)
-    for name in (name for name in SUMMARIES if name in nats):
-        parts = [(share, blocks[s]) for s, share in shares[name].items() if is_whole]
-        losses[name] = over_blocks(nats[name], parts) if parts else Estimate(nats[name])
+    worst = sorted(sources, key=lambda source: -nats[source])[:1]
+    # The weight of each source in a loss; empty if unknown.
+    weights: dict[str, dict[str, float]] = {source: {source: 1.0} for source in sources}
+    weights["mean"] = {source: 1 / len(sources) for source in sources}
+    weights["worst"] = dict.fromkeys(worst, 1.0)
+    weights["natural"] = {source: tokens.get(source, 0) / total for source in sources if total}
+    losses = {}
+    for name in (*sources, *(name for name in SUMMARIES if name in nats)):
+        parts = [(weight, blocks[s]) for s, weight in weights[name].items() if s in blocks]
+        is_known = parts and len(parts) == len(weights[name])
+        losses[name] = over_blocks(nats[name], parts) if is_known else Estimate(nats[name])
     return losses
 
 
@@ -226,8 +216,7 @@ def over_blocks(value: float, parts: Sequence[tuple[float, BlockLoss]]) -> Estim
 def cost_of(run: OpenRun) -> StepCosts:
     """Mean milliseconds by part and in total, throughput and peak memory."""
     columns, parts = run.columns, {}
-    names = columns.between("time/", "_ms")
-    for name in sorted(names, key=lambda n: PARTS.index(n) if n in PARTS else len(PARTS)):
+    for name in columns.between("time/", "_ms"):
         step_N, value_N = columns.get(f"time/{name}_ms")
         late_N = step_N > WARM_UP
         parts[name] = round(float(value_N[late_N if late_N.any() else slice(None)].mean()), 3)

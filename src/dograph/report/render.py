@@ -11,11 +11,10 @@ import html
 import re
 import sys
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 
 from dograph.errors import ConfigError
-from dograph.files import write_text
+from dograph.files import package_text, write_text
 from dograph.report.collect import PageData, collect, open_subjects
 from dograph.report.sections import SECTIONS, page_json
 
@@ -32,7 +31,7 @@ _BLANK = re.compile(r"\{\{(\w+)\}\}")
 
 def asset(name: str) -> str:
     """The text of a file in assets/."""
-    return files("dograph.report").joinpath("assets", name).read_text(encoding="utf-8")
+    return package_text(f"report/assets/{name}")
 
 
 def escape_json(text: str) -> str:

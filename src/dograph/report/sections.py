@@ -3,16 +3,15 @@
 Figures for a paper use the same charts.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
 
 from dograph.compare.findings import MethodFindings
+from dograph.compare.tables import tables
 from dograph.report.charts import (
     DotChart,
     DotRow,
@@ -26,7 +25,7 @@ from dograph.report.charts import (
     as_json,
 )
 from dograph.report.collect import Comparison, PageData
-from dograph.report.one_run import HEALTH, LOSS, RESIDUAL, WARM_UP, RunData
+from dograph.report.one_run import HEALTH, LOSS, WARM_UP, RunData
 from dograph.report.series import FEW, SMOOTHED_SHARE, Series, distinct, rounded
 from dograph.stats import METRICS, t_quantile
 
@@ -38,7 +37,6 @@ TOTAL_LOSSES = {
     "valid/natural/loss_nats": "Validation loss, weighted by training tokens",
     "valid/worst/loss_nats": "Validation loss, worst source",
 }
-SHARES = ("domains/nmi", "domains/batch_nmi")  # of health: their axes start at 0
 PER_RUN = {  # title and note
     "optim/lr": ("Learning rate", "of each step"),
     "time/tokens_per_second": ("Tokens per second", "wall-clock, without validation"),
@@ -56,10 +54,9 @@ NO_WARNINGS = (
     "No warnings: no source was repeated too often, no step fell back to equal weights, and every "
     "solve converged."
 )
-OVER_PLAIN = (
-    "A plain run computes no gradient sketches and no sample weights. The ratio compares the step "
-    "times of separate runs, so other load on the machine affects it; dograph bench measures both "
-    "in turns and shows a lower bound."
+PRICE = (
+    "Step times of separate runs also differ by other load on the machine. The price of a method "
+    "beside a plain step is measured in turns by dograph bench."
 )
 NOTHING_TO_COMPARE = "Nothing to compare: give a folder of dograph compare."
 METRICS_NOTE = (
@@ -72,7 +69,7 @@ Columns = Mapping[str, Callable[[Row], Entry]]
 
 def page_json(data: PageData) -> str:
     """Everything the page shows, under the names that its script reads."""
-    about = {name: getattr(data, name) for name in ("title", "verdict", "made", "texts", "steps")}
+    about = {name: getattr(data, name) for name in ("title", "verdict", "made", "steps")}
     sections = {name: build(data) for name, (_, build) in SECTIONS.items()}
     return as_json({**about, "sections": sections})
 
@@ -101,15 +98,13 @@ def overview(data: PageData) -> list[PageItem]:
     elif runs:
         blocks.append(PageBlock("soft", NO_WARNINGS))
     blocks += _one_run(runs[0]) if len(runs) == 1 else _several_runs(data)
-    how, most = list(HOW_TO_READ), 2 * data.buckets + 2
-    if data.steps > most:
-        how.insert(
-            0,
-            f"Curves of more than {most} points are drawn by their first and last point and the "
-            f"minimum and maximum of each of {data.buckets} segments: no spike is lost, and every "
-            "point drawn was measured. The files of the run have all points.",
-        )
-    return [*blocks, PageBlock("folded", [PageBlock("list", how)], "How to read this page", "how")]
+    thinned = (
+        f"Curves of more than {2 * data.buckets + 2} points are drawn by their first and last "
+        f"point and the minimum and maximum of each of {data.buckets} segments: no spike is lost, "
+        "and every point drawn was measured. The files of the run have all points."
+    )
+    how = PageBlock("list", [thinned, *HOW_TO_READ])
+    return [*blocks, PageBlock("folded", [how], "How to read this page", "how")]
 
 
 def _one_run(run: RunData) -> list[PageItem]:
@@ -138,12 +133,9 @@ def _several_runs(data: PageData) -> list[PageItem]:
     ]
     details = PageBlock("folded", each, "Settings and losses of each run", "facts")
     whole = "\n".join(one.findings.command for one in data.comparisons if one.findings.command)
-    commands: list[PageItem] = [PageBlock("command", "\n".join(run.command for run in runs))]
-    if whole:
-        single = PageBlock("folded", commands, "Commands of the single runs", "again")
-        commands = [PageBlock("command", whole), single]
-    elif len(runs) > 4:
-        commands = [PageBlock("folded", commands, f"{len(runs)} commands", "again")]
+    single = PageBlock("command", "\n".join(run.command for run in runs))
+    commands = [PageBlock("folded", [single], "Commands of the single runs", "again")]
+    commands = [PageBlock("command", whole), *commands] if whole else commands
     table = table_of("runs", runs, columns)
     return [heading("Runs"), table, details, heading("Reproduce these runs"), *commands]
 
@@ -252,48 +244,20 @@ def source_chart(run: RunData) -> LineChart:
 
 def health(data: PageData) -> list[PageItem]:
     """Charts that show whether weights are reasonable."""
-    charts = health_charts(data)
-    return [PageBlock("grid", charts) if charts else PageBlock("soft", NO_STEPS)]
-
-
-def health_charts(data: PageData) -> list[LineChart]:
     charts = []
     for metric, text in HEALTH.items():
         title, note = text.split(": ", 1)
         series = run_series(data, metric)
         if not series:
             continue
-        # An exact solution has a residual of zero, which has no logarithm.
-        log = metric == RESIDUAL and any(y > 0 for one in series for y in (one.raw or one).y)
         note = note.format(batch=data.runs[0].config.train.batch_size)
-        note += "; logarithmic, zeros are not drawn" if log else ""
-        few = len(series) <= 4
-        is_share = metric in SHARES
-        charts.append(LineChart(title, series, note, log_y=log, zero=is_share, faint=few))
-    return charts
+        is_share, few = metric.endswith("nmi"), len(series) <= 4
+        charts.append(LineChart(title, series, note, zero=is_share, faint=few))
+    return [PageBlock("grid", charts) if charts else PageBlock("soft", NO_STEPS)]
 
 
 def cost(data: PageData) -> list[PageItem]:
-    """Time and memory of the steps, relative to plain runs with the same settings."""
-    settings, plain = {}, dict[str, list[float]]()
-    for run in data.runs:
-        config = run.config.model_dump(mode="json")
-        train = {k: v for k, v in config["train"].items() if k != "steps"}
-        devices = [run.facts[name] for name in ("device", "processes")]
-        equal = [config["model"], config["data"]["seq_len"], train, devices]
-        settings[run.name] = json.dumps(equal, sort_keys=True)
-        if run.cost.step_ms and run.cost.is_plain:
-            plain.setdefault(settings[run.name], []).append(run.cost.step_ms)
-
-    def over_plain(run: RunData) -> Entry:
-        times = plain.get(settings[run.name])
-        if not run.cost.step_ms or not times:
-            return "no plain run here"
-        if run.cost.is_plain:
-            return "plain"
-        base = "the plain run" if len(times) == 1 else f"the median of {len(times)} plain runs"
-        return TableCell(run.cost.step_ms / median(times), "fixed", 3, note=f"vs. {base}")
-
+    """Time and memory of the steps."""
     columns: Columns[RunData] = {
         "run": lambda run: run.name,
         "ms per step, wall-clock": lambda run: TableCell(run.cost.step_ms, digits=1),
@@ -301,7 +265,6 @@ def cost(data: PageData) -> list[PageItem]:
         "peak memory": lambda run: (
             f"{peak / 2**30:.2f} GiB" if (peak := run.cost.peak_bytes) else "not recorded"
         ),
-        "vs. plain": over_plain,
         "training time": lambda run: run.facts["training time"],
     }
     timed = [run for run in data.runs if run.cost.parts]
@@ -314,7 +277,7 @@ def cost(data: PageData) -> list[PageItem]:
     title = f"Milliseconds of each part of a step, mean after the first {WARM_UP} steps"
     by_part: list[PageItem] = [heading(title), table_of("parts of a step", timed, parts)]
     table = table_of("cost by run", data.runs, columns)
-    return [*(by_part if timed else []), heading("By run"), table, PageBlock("soft", OVER_PLAIN)]
+    return [*(by_part if timed else []), heading("By run"), table, PageBlock("soft", PRICE)]
 
 
 def comparison(data: PageData) -> list[PageItem]:
@@ -331,15 +294,15 @@ def comparison(data: PageData) -> list[PageItem]:
     if data.tasks:
         over = "95 % interval over items, or over seeds if a method has several runs"
         blocks.append(heading("Downstream tasks"))
-        blocks.append(PageBlock("soft", f"acc_norm if the task has it, else acc; lines: {over}"))
-        blocks.append(PageBlock("grid", data.tasks))
+        blocks.append(PageBlock("soft", f"per cent, acc_norm if the task has it, else acc; {over}"))
+        blocks.append(data.tasks)
         blocks += [PageBlock("soft list", data.task_notes)] if data.task_notes else []
     return blocks
 
 
 def _compared(one: Comparison) -> list[PageItem]:
     """Losses, costs, differences, loss by source."""
-    baseline = one.findings.baseline
+    baseline, (_, costs, *_) = one.findings.baseline, tables(one.findings)
 
     def loss_of(name: str) -> Callable[[MethodFindings], Entry]:
         return lambda method: TableCell.of(method.losses[name].estimate)
@@ -355,18 +318,6 @@ def _compared(one: Comparison) -> list[PageItem]:
         "p (Holm)": lambda method: TableCell(tested(method, "p_holm"), "fixed", 3),
         "<claim": lambda method: TableCell(tested(method, "claim"), left=True),
     }
-    costs: Columns[MethodFindings] = {
-        "method": lambda method: method.label,
-        "<needs": lambda method: TableCell(", ".join(method.needs), left=True),
-        "proxies": lambda method: str(method.proxies or ""),
-        "FLOPs, with planning": lambda method: f"{method.flops.total:.3g}",
-        "planning, % of FLOPs": lambda method: f"{method.flops.plan / method.flops.total:.0%}",
-        "time, s": lambda method: f"{method.seconds.total:.0f}" if method.seconds else "",
-        "peak memory, GiB": lambda method: f"{(method.peak_bytes or 0) / 2**30:.2f}",
-        "most repeated source": lambda method: (
-            f"{most.source}, {most.epochs:.2f} epochs" if (most := method.most_epochs) else ""
-        ),
-    }
     every = [difference_chart(one, name) for name in METRICS]
     charts = [chart for chart in every if chart.rows]
     no_pairs = PageBlock("soft", "No pairs: no method shares a seed with the baseline.")
@@ -376,7 +327,8 @@ def _compared(one: Comparison) -> list[PageItem]:
         PageBlock("soft", METRICS_NOTE),
         table_of("methods", one.methods, losses),
         heading("Cost"),
-        table_of("cost of methods", one.methods, costs),
+        PageBlock("soft", costs.title),
+        PageTable("cost of methods", costs.columns, costs.rows),
         heading("Paired differences"),
         PageBlock("grid", charts) if charts else no_pairs,
         heading("Loss by method and source"),
@@ -398,10 +350,7 @@ def difference_chart(one: Comparison, metric: str) -> DotChart:
         f"Difference to {baseline}: {metric} loss",
         f"nats, negative is better; line: 95 % interval over seeds{pale}",
         rows,
-        "signed",
-        x_name="nats",
         paper_name=f"{metric} loss vs. {baseline} (nats),\n95 % interval over seeds",
-        reference=0,
     )
 
 

@@ -5,7 +5,7 @@ Shapes: N rows that have the column.
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -119,21 +119,15 @@ class Columns:
         ]
 
 
-@dataclass(slots=True)
 class OpenRun:
     """A run directory that is read, again and again while the run is training."""
 
-    path: Path
-    method: tuple[str, str] | None = None  # the comparison's folder and the label in it
-    files: RunDirectory = field(init=False)
-    config: RunConfig = field(init=False)
-    columns: Columns = field(init=False)
-    corpus: Corpus | None = field(init=False, default=None)  # None if moved or changed
-    skipped: Skipped = field(init=False, default_factory=Skipped)  # damage that readers found
-
-    def __post_init__(self) -> None:
-        self.files = RunDirectory.open(self.path)
+    def __init__(self, path: Path, method: tuple[str, str] | None = None) -> None:
+        self.path, self.files = path, RunDirectory.open(path)
+        self.method = method  # the comparison's folder and the label in it
         self.config = self.files.config()
+        self.corpus: Corpus | None = None  # if it was moved or changed
+        self.skipped = Skipped()  # damage that readers found
         self.forget()
 
     def forget(self) -> None:

@@ -27,7 +27,7 @@ from dograph.eval.evaluate import (
     read_documents,
 )
 from dograph.eval.gradients import LEAST_ROWS
-from dograph.eval.scores import Report, check_with
+from dograph.eval.scores import Report
 from dograph.eval.tasks import pick_tasks
 from dograph.files import plain, sha256_of, write_json
 from dograph.plan.pool import Pool
@@ -59,7 +59,6 @@ def check(wanted: Wanted, ask: Ask, request: EvalRequest, report: Report) -> Cor
                 f"{corpus.directory} has no tokenizer, so its models cannot answer questions; "
                 "prepare it with --tokenizer"
             )
-        check_with(request.using)
         read_documents(request, report)
     if wanted.artefact.is_probed:
         config = ask.config

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from dograph.errors import ConfigError, CorpusError
-from dograph.eval.tasks import TASKS, parse_limits, pick_tasks, read_task
+from dograph.eval.tasks import TASKS, pick_tasks, read_task
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "benchmarks"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared folder is not there")
@@ -184,19 +184,6 @@ def test_a_limit_takes_documents_from_all_over_the_task(tmp_path):
     assert [row["text"] for row in few.rows] == ["n 0", "n 2", "n 5", "n 7"]
     assert (few.available, few.files) == (10, found.files)
     assert found.limited(10) is found.limited(None) is found
-
-
-def test_limits_are_for_all_tasks_or_for_one():
-    tasks = pick_tasks(["piqa", "copa", "sciq"])
-    assert parse_limits(None, tasks) == {"piqa": None, "copa": None, "sciq": None}
-    assert parse_limits("copa=7,20", tasks) == {"piqa": 20, "copa": 7, "sciq": 20}
-    assert parse_limits("copa=7", tasks) == {"piqa": None, "copa": 7, "sciq": None}
-    for wrong in ("x", "copa=", "hellaswag=3", "-"):
-        with pytest.raises(ConfigError, match="neither a number of items nor task=number"):
-            parse_limits(wrong, tasks)
-    for wrong in ("0", "-1", "copa=0"):
-        with pytest.raises(ConfigError, match=f'--limit "{wrong}" must be at least 1'):
-            parse_limits(wrong, tasks)
 
 
 class HubDataset(list):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from corpora import write_corpus
 from dograph.cli.main import app
-from dograph.data.corpus import Corpus, Manifest
+from dograph.data.corpus import Corpus, Manifest, even_blocks
 from dograph.eval.describe import (
     EXCERPT,
     PRIOR,
@@ -98,47 +98,44 @@ def run(tmp_path_factory):
     sampler = open_sampler(RunDirectory(run).config(), Corpus(corpus))
     sampler.remix(0, Mixture({"alpha": 0.25, "beta": 0.5, "gamma": 0.25}), reason="plan")
     (run / "weights.jsonl").write_text(sampler.log.dump())
-    with open(run / "samples.jsonl", "w") as file:
-        for step in range(2, 61, 2):  # rows only every 2 steps
-            rows = samples_of_step(run, step)
-            domain = [int(row["source"] == "gamma") for row in rows]
-            file.write(json.dumps({"step": step, "weight": [1.0] * 8, "domain": domain}) + "\n")
-        file.write('{"step": 61, "weight": [1.')  # cut by a crash
+    domain = [int(row["source"] == "gamma") for row in samples_of_step(run, 60)]
+    line = json.dumps({"step": 60, "weight": [1.0] * 8, "domain": domain})
+    (run / "samples.jsonl").write_text(f"{line}\n")
+    write_probes(run, corpus, at=(0, 40, 60), rows=36)
     return run
 
 
-def test_samples_are_found_again_and_counted(run):
-    directory = RunDirectory(run)
-    profiles = describe_domains(directory, corpus_of(directory), 40)
-    rows = [row for step in range(2, 41, 2) for row in samples_of_step(run, step)]
-    own = [row for row in rows if row["source"] == "gamma"]
-    assert profiles[1].samples == len(own)
-    assert profiles[0].samples == len(rows) - len(own)
-    assert profiles[1].sources == [f"gamma 100% ({len(own) / len(rows):.0%})"]
-    assert 1 <= len(profiles[1].typical) <= 3
-    assert {block.stratum.entry.source for block in profiles[1].typical} == {"gamma"}
-    texts = {row["text"] for row in own}
-    assert {block.text(corpus_of(directory)) for block in profiles[1].typical} <= texts
-    assert profiles[1].words
-    for word in profiles[1].words:
-        found = [bool(re.search(rf"\b{word}\b", str(row["text"]))) for row in rows]
-        share = [
-            np.mean([f for f, row in zip(found, rows, strict=True) if (row in own) == is_own])
-            for is_own in (True, False)
-        ]
-        assert share[0] > share[1]
+def test_rows_of_the_last_probe_are_counted(run):
+    directory, corpus = RunDirectory(run), corpus_of(RunDirectory(run))
+    assert describe_domains(directory, corpus, 39) == {}  # no domains at the probe of step 0
+    profiles = describe_domains(directory, corpus, 50)
+    rows = even_blocks(corpus, "validation", directory.config().data.seq_len, 36)
+    for domain, source in ((1, "alpha"), (2, "beta"), (0, "gamma")):  # as write_probes labels them
+        own = [row for row in rows if row.stratum.entry.source == source]
+        found = profiles[domain]
+        assert found.samples == len(own) == 12
+        assert found.sources == [f"{source} 100% (33%)"]
+        assert [block.place() for block in found.typical] == [row.place() for row in own[:3]]
+    assert any(found.words for found in profiles.values())
+    for domain, source in ((1, "alpha"), (2, "beta"), (0, "gamma")):
+        for word in profiles[domain].words:
+            has = {True: [], False: []}
+            for row in rows:
+                is_own = row.stratum.entry.source == source
+                has[is_own].append(bool(re.search(rf"\b{word}\b", row.text(corpus))))
+            assert np.mean(has[True]) > np.mean(has[False])
 
 
-def test_without_a_corpus_or_samples_nothing_is_claimed(run, tmp_path):
+def test_without_a_corpus_or_a_probe_nothing_is_claimed(run, tmp_path):
     directory = RunDirectory(run)
     assert describe_domains(directory, None) == {}
-    (run / "samples.jsonl").rename(tmp_path / "kept")
+    (run / "probes").rename(tmp_path / "kept")
     assert describe_domains(directory, corpus_of(directory)) == {}
-    (tmp_path / "kept").rename(run / "samples.jsonl")
+    (tmp_path / "kept").rename(run / "probes")
 
 
 @pytest.mark.parametrize("scope", ["batch", "stream"])
-def test_without_lasting_domains_or_samples_the_last_probe_is_described(run, tmp_path, scope):
+def test_the_last_probe_is_described_in_every_scope(run, tmp_path, scope):
     corpus = RunDirectory(run).config().data.corpus
     batch = write_run(tmp_path / "batch", mixer="dograph", options={"scope": scope}, corpus=corpus)
     write_probes(batch, corpus)

@@ -58,21 +58,6 @@ def test_directions_that_rows_do_not_have_are_empty():
     assert same.coordinate_NC.tolist() == [[0, 0]] * 5
 
 
-def test_probes_on_the_axes_of_the_last(tmp_path):
-    run = write_run(tmp_path / "run", {0: 4.0, 10: 2.0, 20: 0.5})
-    sketch_of = {step: read_probe(run, step).sketch_NK for step in (0, 10, 20)}
-    direction = {step: normalize(x.double().numpy()) for step, x in sketch_of.items()}
-    for num in (2, 3):
-        at = {step: principal(x, num, like_NK=sketch_of[20]) for step, x in sketch_of.items()}
-        oracle = PCA(num, svd_solver="full").fit(direction[20])
-        sign_C = signed(oracle.transform(direction[20]))
-        for step, got in at.items():
-            expected_NC = oracle.transform(direction[step]) * sign_C
-            np.testing.assert_allclose(got.coordinate_NC.numpy(), expected_NC, rtol=0, atol=1e-10)
-            share_C = expected_NC.var(axis=0) / direction[step].var(axis=0).sum()
-            np.testing.assert_allclose(got.explained_C, share_C, rtol=1e-9)
-
-
 def test_bad_requests_are_refused(tmp_path):
     run = write_run(tmp_path / "run", {0: 4.0, 10: 2.0})
     with pytest.raises(RunError, match="no probe of step 7"):

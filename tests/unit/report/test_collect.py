@@ -11,7 +11,7 @@ from dograph.report.charts import PageTable
 from dograph.report.collect import collect, open_subjects
 from dograph.report.render import page_at_end, render, write_page
 from dograph.report.sections import SECTIONS, loss_charts, page_json
-from page_runs import dograph_run, hostile_corpus, write_graphs, write_run
+from page_runs import dograph_run, hostile_corpus, texts_of, write_graphs, write_run
 
 
 def page_of(*paths):
@@ -44,7 +44,7 @@ def test_a_whole_run_has_every_part(whole):
     assert set(run.curves) >= {"weights/effective_samples", "domains/nmi"}
     assert run.command == f"dograph train {whole}/config.yaml run=NEW_DIR"
     assert "3.1167" in data.verdict
-    assert data.texts
+    assert texts_of(data)
 
 
 def test_one_step_without_validation(tmp_path):
@@ -81,7 +81,7 @@ def test_domains_without_probes(tmp_path):
     write_graphs(run)
     domains = page_of(run).runs[0].domains
     assert (domains.probes, domains.source_N) == ([], [])
-    assert domains.sources == ["alpha", "beta", "gamma"]
+    assert set(domains.graphs[-1].nodes[0]["sources"]) <= {"alpha", "beta", "gamma"}
     assert len(domains.graphs) == 3
 
 
@@ -89,7 +89,7 @@ def test_texts_may_be_out_of_reach(tmp_path):
     tokens_alone = write_corpus(tmp_path / "tokens")
     run = dograph_run(tmp_path / "run", tokens_alone)
     data = page_of(run)
-    assert data.texts == []
+    assert texts_of(data) == []
     assert any("has tokens but no tokenizer" in note for note in data.runs[0].domains.notes)
     tokens_alone.rename(tmp_path / "moved")
     data = page_of(run)
@@ -105,7 +105,7 @@ def test_texts_may_be_out_of_reach(tmp_path):
 def test_domains_of_a_batch_have_no_identity(corpus, tmp_path):
     run = write_run(tmp_path / "run", mixer="dograph", options={"scope": "batch"}, corpus=corpus)
     domains = page_of(run).runs[0].domains
-    assert not domains.has_identity
+    assert "ranks" in domains.numbering
     assert any("no identity" in note for note in domains.notes)
 
 
@@ -152,28 +152,22 @@ def test_methods_of_one_mixer_are_told_apart(tmp_path):
     assert list(data.groups) == ["dograph num_domains=4", "dograph num_domains=7", "natural"]
 
 
-def test_steps_are_compared_with_plain_ones(tmp_path):
+def test_the_cost_of_steps_by_part_and_by_run(tmp_path):
     runs = [write_run(tmp_path / "plain"), write_run(tmp_path / "dograph", mixer="dograph")]
-    runs.append(write_run(tmp_path / "large", mixer="dograph", model="demo"))
     items = SECTIONS["cost"][1](page_of(*runs))
     parts, table = [item for item in items if isinstance(item, PageTable)]
     assert parts.heads == ["run", "forward", "update", "sketch", "weigh"]
     assert [cell.value for cell in parts.rows[0][1:]] == [10.0, 2.0, None, None]
     assert [cell.value for cell in parts.rows[1][1:]] == [10.0, 2.0, 20.0, 1.0]
-    plain, weighted, other = (dict(zip(table.heads, row, strict=True)) for row in table.rows)
-    assert (plain["vs. plain"], other["vs. plain"]) == ("plain", "no plain run here")
-    assert weighted["vs. plain"].value == pytest.approx(1)
-    assert weighted["vs. plain"].note == "vs. the plain run"
+    for row in table.rows:
+        cells = dict(zip(table.heads, row, strict=True))
+        assert cells["ms per step, wall-clock"].value > 0
+        assert cells["peak memory"] == "not recorded"
 
 
 def test_names_tell_runs_apart(tmp_path):
     runs = [write_run(tmp_path / parent / "run") for parent in ("x", "y")]
     assert [run.name for run in page_of(*runs).runs] == ["x/run", "y/run"]
-
-
-def test_texts_are_on_the_page_once(whole):
-    once, twice = page_of(whole), page_of(whole, whole)
-    assert len(once.texts) == len(twice.texts)
 
 
 def test_no_run_no_page(tmp_path):

@@ -206,9 +206,12 @@ def test_downstream_scores_have_error_bars(tmp_path):
     runs.append(write_run(tmp_path / "uniform", mixer="uniform"))
     for run, value in zip(runs, (0.6, 0.7, 0.8), strict=True):
         write_eval(run, value)
-    found = {chart.title: chart for chart in collect(open_subjects(runs)).tasks}
-    assert list(found) == [*(f"task-{k}" for k in range(9)), "average"]
-    rows = {task: {row.name: row for row in chart.rows} for task, chart in found.items()}
+    table = collect(open_subjects(runs)).tasks
+    tasks = [*(f"task-{k}" for k in range(9)), "average"]
+    assert table.heads == ["method", *tasks]
+    assert [row[0] for row in table.rows] == ["natural", "uniform", "chance"]
+    cells = zip(tasks, zip(*(row[1:] for row in table.rows), strict=True), strict=True)
+    rows = {task: dict(zip(("natural", "uniform"), own, strict=False)) for task, own in cells}
     assert rows["task-0"]["uniform"].high == pytest.approx(80 + 100 * 1.96 * 0.01)
     over_seeds = rows["average"]["natural"]
     assert over_seeds.value == pytest.approx(65)

@@ -10,7 +10,6 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from corpora import write_corpus
-from dograph.report.charts import LineChart
 from dograph.report.collect import collect, open_subjects
 from dograph.report.figures import (
     COLOURS,
@@ -19,11 +18,9 @@ from dograph.report.figures import (
     draw_curves,
     draw_run,
     face,
-    line_figure,
     mark,
 )
 from dograph.report.render import asset
-from dograph.report.series import Series
 from page_runs import wide_choice, write_graphs, write_probes, write_run
 
 NINE = [f"source-{letter}" for letter in "abcdefghi"]
@@ -94,7 +91,7 @@ def many(tmp_path_factory):
     write_probes(run, corpus, at=(0, 1, 2, 6, 20, 60), rows=36, num_domains=ELEVEN)
     write_graphs(run, num_domains=ELEVEN, sources=NINE)
     data = collect(open_subjects([run]))
-    return figures(draw_run(data, data.runs[0], ""))
+    return figures(draw_run(data.runs[0], ""))
 
 
 def figures(drawn):
@@ -158,16 +155,6 @@ def test_long_names_of_many_methods_are_all_in_the_legend(ten):
     for text in legend.get_texts():
         box = text.get_window_extent()
         assert 0 <= box.x0 < box.x1 <= legend.figure.bbox.width
-
-
-def test_numbers_of_a_logarithmic_axis_are_no_formulas():
-    """Names may hold a $, so nothing is read as a formula, and a power would be its source."""
-    one = Series(x=[1, 2, 3], y=[1e-6, 1e-4, 1e-1], name="residual")
-    figure = line_figure(LineChart("", [one], log_y=True), 2.2)
-    (axis,) = figures([("residual", figure)])["residual"].axes
-    told = [label.get_text() for label in axis.get_yticklabels(which="both")]
-    assert any(told)
-    assert not any("$" in text for text in told)
 
 
 def test_steps_are_whole_numbers(tmp_path):

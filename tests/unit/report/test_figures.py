@@ -20,7 +20,7 @@ def written(tmp_path_factory):
 
 def test_every_figure_in_every_format(written):
     folder, _, names = written
-    assert {"loss-train", "loss-valid", "pca", "weights", "graph", "health"} <= set(names)
+    assert {"loss-train", "loss-valid", "pca", "weights", "graph"} <= set(names)
     assert sorted(path.name for path in (folder / "out").iterdir()) == sorted(
         f"{name}.{form}" for name in names for form in FORMATS
     )

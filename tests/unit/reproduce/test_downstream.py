@@ -190,7 +190,7 @@ def test_a_score_is_kept_for_the_same_request_alone(tmp_path):
     for name, other in (
         ("scorer", "lm-eval" if request.using != "lm-eval" else "dograph"),
         ("benchmarks", None),
-        ("limit", "7"),
+        ("limit", 7),
         ("dtype", "bfloat16"),
         ("max_length", 16),  # somebody's own `dograph eval`: the run was trained on 512
     ):

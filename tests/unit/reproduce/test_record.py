@@ -35,11 +35,11 @@ def test_models_are_scored_on_the_device_that_they_were_trained_on(by_hand, tmp_
     monkeypatch.setattr(session, "Corpus", str)
     settings = ("train.device=cpu",)
     study = by_hand.study("gpt2-medium", by_hand.findings(cells), settings=settings)
-    request = EvalRequest(tasks=("copa",), limit="3", device="cuda")
+    request = EvalRequest(tasks=("copa",), limit=3, device="cuda")
     session.finish({"": study}, request, tmp_path, print)
     assert asked == [replace(request, device="cpu")]
     stored = json.loads((tmp_path / "reproduce.json").read_text())["artefacts"]["gpt2-medium"]
-    assert (stored["evaluation"]["tasks"], stored["evaluation"]["limit"]) == (["copa"], "3")
+    assert (stored["evaluation"]["tasks"], stored["evaluation"]["limit"]) == (["copa"], 3)
 
 
 def test_a_damaged_file_of_results_is_written_anew(tmp_path):

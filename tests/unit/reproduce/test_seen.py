@@ -7,8 +7,7 @@ from safetensors.torch import load_file, save_file
 from scipy import stats
 
 from dograph.eval.gradients import principal, read_probe
-from dograph.eval.merging import merging
-from dograph.reproduce.seen import clusters, composition, gradient_pca
+from dograph.reproduce.seen import clusters, composition, gradient_pca, merging
 from dograph.reproduce.session import setup_differences
 from probed_runs import SOURCES, write_run
 

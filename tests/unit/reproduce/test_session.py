@@ -137,7 +137,7 @@ def test_downstream_scores_every_cell_once(place, losses):
     model = files[0].parent / "model"
     assert stored_scores(files[0], request, 32, model) is not None
     for other in (
-        replace(request, limit="2"),
+        replace(request, limit=2),
         replace(request, tasks=("copa",)),
         replace(request, benchmarks=None),
         replace(request, max_length=16),

@@ -51,20 +51,9 @@ function ticks(low, high, wanted) {
   return marks;
 }
 
-function logTicks(low, high) {
-  const inside = [];
-  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1)
-    if (10 ** power >= low * 0.999 && 10 ** power <= high * 1.001) inside.push(10 ** power);
-  const every = Math.max(1, Math.ceil(inside.length / 6));
-  const kept = inside.filter((_, k) => k % every === 0);
-  return kept.length > 1 ? kept : [low, high];
-}
-
-function scale(low, high, from, to, log = false) {
-  const f = log ? Math.log10 : (value) => value;
-  const [a, b] = [f(low), f(high)];
-  if (a === b) return () => (from + to) / 2;
-  return (value) => from + ((f(value) - a) / (b - a)) * (to - from);
+function scale(low, high, from, to) {
+  if (low === high) return () => (from + to) / 2;
+  return (value) => from + ((value - low) / (high - low)) * (to - from);
 }
 
 // Tick labels with as many digits as make them different.
@@ -93,12 +82,12 @@ function bottomAxis(marks, x, { width, height, left = 0 }, name) {
 }
 
 // Lines and labels of both axes, and the scales.
-function axes(box, xs, ys, chart) {
-  const yMarks = chart.log_y ? logTicks(...ys) : ticks(...ys, 5);
-  const yText = chart.log_y ? (value) => number(value, 2) : tickText(yMarks);
+function axes(box, xs, ys) {
+  const yMarks = ticks(...ys, 5);
+  const yText = tickText(yMarks);
   const left = Math.max(...yMarks.map((value) => yText(value).length)) * 7.6 + 12;
   const x = scale(...xs, left + 6, box.width - 12);
-  const y = scale(...ys, box.height - 38, 8, chart.log_y);
+  const y = scale(...ys, box.height - 38, 8);
   const levels = yMarks.map((value) => [
     svg("line", { class: "grid-line", x1: left, x2: box.width - 4, y1: y(value), y2: y(value) }),
     axisText(left - 6, y(value) + 4, "end", yText(value)),

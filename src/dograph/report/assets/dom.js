@@ -46,8 +46,6 @@ function signed(value, digits = 4) {
 
 // Number formats, by the names that cells and charts use.
 const FORMATS = { number, signed, fixed: (value, digits) => value.toFixed(digits) };
-const formatOf = ({ write, digits }) => (value) =>
-  isKnown(value) ? FORMATS[write](value, digits) : "";
 const interval = (low, high, write) => (isKnown(low) ? `[${write(low)}, ${write(high)}]` : "");
 
 function choice(label, id, options, chosen, changed) {
@@ -58,14 +56,14 @@ function choice(label, id, options, chosen, changed) {
   return el("label", { for: id }, label, select);
 }
 
-// A table entry: text, a number, nothing, or a cell with an interval, difference or note.
+// A table entry: text, a number, nothing, or a cell with an interval or difference.
 function entry(cell, tag, scope) {
   if (typeof cell === "number") return el(tag, { scope }, number(cell));
   if (cell === null || typeof cell === "string") return el(tag, { scope }, cell && named(cell));
-  const write = formatOf(cell);
+  const write = (value) => (isKnown(value) ? FORMATS[cell.write](value, cell.digits) : "");
   const isChanged = isKnown(cell.change);
-  const note = isChanged ? signed(cell.change) + (cell.claimed ? " !" : "") : cell.note;
-  const below = note || interval(cell.low, cell.high, write);
+  const change = isChanged && signed(cell.change) + (cell.claimed ? " !" : "");
+  const below = change || interval(cell.low, cell.high, write);
   const node = el(
     tag,
     { class: cell.left ? "left" : isChanged ? "heat" : null, scope },

@@ -4,14 +4,11 @@ const ABSENT = {
   runs: "No run on this page has domains: they need mixer.name=dograph. For the domains of any model: dograph inspect.",
   probes: "No picture of gradients: this run has no probes (probe.rows=0, or none was due yet).",
   graphs: "No domain graph yet: one is written at every validation once there are domains.",
-  samples: "No samples recorded.",
-  text: "(text not available)",
 };
 const GRAPH_NOTE =
   "disc: share of samples; ring: weight (larger than the disc: weighted up); solid line: mean " +
   "gradients point in similar directions, dashed: in opposite ones, thickness: |cosine|; " +
   "distances approximate those between mean gradients. ";
-const BASES = { last: "of the last probe, at all steps", own: "of each probe" };
 
 function domains(runs) {
   if (!runs.length) return [soft(ABSENT.runs)];
@@ -56,68 +53,52 @@ function stepSlider(label, id, rows, now, moved) {
 
 function probePart(own, probeAt) {
   const charts = own.scatters.map((chart) => scatterChart(chart, own, probeAt));
-  const set = (name) => (value) => {
-    state[name] = value;
-    charts.forEach((chart) => chart.move());
+  const moved = (value) => {
+    state.probe = value;
+    charts.forEach(({ plot }) => drawNow(plot));
   };
-  const controls = [
-    stepSlider("Probe after", "probe-step", own.probes, probeAt(), set("probe")),
-    choice("Principal axes", "probe-basis", Object.entries(BASES), state.basis, set("basis")),
-  ];
-  return part("Gradients of held-out text", controls, charts.map((chart) => chart.node));
+  const slider = stepSlider("Probe after", "probe-step", own.probes, probeAt(), moved);
+  return part("Gradients of held-out text", slider, charts.map(({ node }) => node));
 }
 
-// Points keep their elements, so that they move when the step changes.
+// Both axes have the same scale, so that distances can be compared; each step fills the picture.
 function scatterChart(chart, own, probeAt) {
-  let drawn = null;
-  const move = () => {
-    if (drawn) placePoints(drawn, probeAt(), chart.by_source ? own.source_N : null);
-  };
   const draw = (width) => {
+    const { step, place: [xs, ys], explained, label } = probeAt();
     const size = Math.min(width, 460);
-    const picture = canvas({ width, height: size + 22 }, `${chart.title}; a table follows`);
+    const [[x0, x1], [y0, y1]] = [bounds(xs), bounds(ys)];
+    const zoom = Math.min((width - 24) / (x1 - x0 || 1), (size - 24) / (y1 - y0 || 1));
+    const point = (kind, n) => {
+      const x = width / 2 + (xs[n] - (x0 + x1) / 2) * zoom;
+      const y = size / 2 - (ys[n] - (y0 + y1) / 2) * zoom;
+      const look = { class: `point ${kind < 0 ? "c7" : colour(kind)}`, d: shape(Math.max(kind, 0)) };
+      return svg("path", { ...look, transform: `translate(${x.toFixed(1)},${y.toFixed(1)})` });
+    };
     const edge = { x: 1, y: 1, width: width - 2, height: size - 2 };
-    const caption = axisText(width / 2, size + 16, "middle", "");
-    const points = probeAt().label.map(() => svg("path", {}));
-    const frame = svg("rect", { ...edge, fill: "none", class: "grid-line" });
-    picture.append(frame, svg("g", { class: "axis" }, caption), ...points);
-    drawn = { points, width, size, caption };
-    move();
+    const [first, second] = explained.map((share) => (100 * share).toFixed(1));
+    const caption = `step ${step}: ${first} % and ${second} % of the variance`;
+    const picture = canvas({ width, height: size + 22 }, `${chart.title}; a table follows`);
+    picture.append(
+      svg("rect", { ...edge, fill: "none", class: "grid-line" }),
+      axisLayer(axisText(width / 2, size + 16, "middle", caption)),
+      ...(chart.by_source ? own.source_N : label).map(point),
+    );
     return picture;
   };
   const rows = () => {
-    const probe = probeAt();
-    const [xs, ys] = probe[state.basis];
-    const group = (n) => (probe.label[n] < 0 ? "" : String(probe.label[n]));
+    const { place: [xs, ys], label } = probeAt();
+    const group = (n) => (label[n] < 0 ? "" : String(label[n]));
     const source = (n) => own.sources[own.source_N[n]];
     return xs.map((x, n) => [String(n), source(n), group(n), number(x), number(ys[n])]);
   };
   const table = numbers(chart.title, ["row", "source", chart.group, "x", "y"], rows);
-  return { node: figure(chart, 300, draw, legend(chart.labels), table).node, move };
-}
-
-// Both axes have the same scale, so that distances can be compared; each step fills the picture.
-function placePoints({ points, width, size, caption }, probe, source_N) {
-  const [xs, ys] = probe[state.basis];
-  const [[x0, x1], [y0, y1]] = [bounds(xs), bounds(ys)];
-  const zoom = Math.min((width - 24) / (x1 - x0 || 1), (size - 24) / (y1 - y0 || 1));
-  points.forEach((point, n) => {
-    const kind = (source_N || probe.label)[n];
-    const look = { class: `point ${kind < 0 ? "c7" : colour(kind)}`, d: shape(Math.max(kind, 0)) };
-    fill(point, look, []);
-    const x = width / 2 + (xs[n] - (x0 + x1) / 2) * zoom;
-    const y = size / 2 - (ys[n] - (y0 + y1) / 2) * zoom;
-    point.style.transform = `translate(${x.toFixed(1)}px, ${y.toFixed(1)}px)`;
-  });
-  const shares = probe.explained[state.basis === "own" ? 1 : 0];
-  const [first, second] = shares.map((share) => (100 * share).toFixed(1));
-  caption.textContent = `step ${probe.step}: ${first} % and ${second} % of the variance`;
+  return figure(chart, 300, draw, legend(chart.labels), table);
 }
 
 function graphPart(own, graphAt) {
-  const numbering = own.has_identity ? "" : `Domain ${own.numbering}.`;
+  const numbering = own.numbering && `Domain ${own.numbering}.`;
   const tables = el("div", {});
-  const showTables = () => tables.replaceChildren(...domainTables(own, graphAt()).flat());
+  const showTables = () => tables.replaceChildren(...domainTables(graphAt()));
   const { node, plot } = figure(
     { title: "Domain graph", note: GRAPH_NOTE + numbering, id: "graph" },
     320,
@@ -135,8 +116,8 @@ function graphPart(own, graphAt) {
   return part("Domains and their similarity", slider, node);
 }
 
-// Everything about the domains of one graph; samples of domains of one batch, if it has them.
-function domainTables(own, graph) {
+// Everything about the domains of one graph.
+function domainTables(graph) {
   const domain = (node) => [
     `domain ${node.domain}`,
     ...[node.share, node.weight, node.norm, node.spread].map((value) => number(value, 3)),
@@ -150,7 +131,6 @@ function domainTables(own, graph) {
   return [
     table({ name: "domains", heads, rows: graph.nodes.map(domain) }),
     numbers("pairs of domains", ["pair", "cosine", "MMD²"], pairs, "Numbers of the pairs"),
-    own.has_identity ? [] : batchSamples(own.graphs, graph),
   ];
 }
 
@@ -202,17 +182,8 @@ function drawGraph(width, graph, names) {
   return picture;
 }
 
-// Samples of the domains of one batch; some of the graphs have them.
-function batchSamples(graphs, graph) {
-  const steps = graphs.filter((one) => one.examples).map((one) => one.step);
-  const none = steps.length ? `Samples are shown for steps ${steps.join(", ")}.` : ABSENT.samples;
-  const folded = ([domain, texts]) =>
-    el("details", {}, el("summary", {}, `Samples in domain ${domain}`), texts.map(exampleText));
-  return graph.examples ? Object.entries(graph.examples).map(folded) : soft(none);
-}
-
 function exampleText({ source, document: index, text }) {
-  const words = el("p", { dir: "auto", tabindex: "0" }, data.texts[text] ?? ABSENT.text);
+  const words = el("p", { dir: "auto", tabindex: "0" }, text);
   const from = el("footer", {}, named(source), `, document ${index}`);
   return el("blockquote", { class: "sample" }, words, from);
 }

@@ -41,13 +41,11 @@ function lineChart(chart) {
   return node;
 }
 
-// Indices of the points in the chosen range of steps, and of those that can be drawn.
+// Indices of the points in the chosen range of steps.
 function within(chart, line) {
   const [first, last] = chart.range || [-Infinity, Infinity];
   return line.x.map((_, k) => k).filter((k) => line.x[k] >= first && line.x[k] <= last);
 }
-const drawable = (chart, line) =>
-  within(chart, line).filter((k) => !chart.log_y || line.y[k] > 0);
 
 // The ranges of both axes: all that is drawn with a margin, or from zero.
 function extent(series, chart) {
@@ -59,11 +57,9 @@ function extent(series, chart) {
     }
     if (one.raw && chart.faint) ys.push(...within(chart, one.raw).map((k) => one.raw.y[k]));
   }
-  const used = chart.log_y ? ys.filter((value) => value > 0) : ys;
-  if (!used.length) return null;
-  const [y0, y1] = bounds(used);
+  if (!ys.length) return null;
+  const [y0, y1] = bounds(ys);
   const across = chart.range || bounds([1, data.steps, ...xs]);
-  if (chart.log_y) return { xs: across, ys: [y0, Math.max(y1, y0 * 1.0001)] };
   const margin = (y1 - y0) * 0.04 || Math.abs(y1) * 0.05 || 1;
   const fromZero = chart.zero || (y0 === 0 && y1 === 0);
   return { xs: across, ys: [fromZero ? Math.min(0, y0) : y0 - margin, y1 + margin] };
@@ -75,7 +71,7 @@ function drawLines(box, series, chart) {
   const ends = series.slice(0, 8).map((one) => `${one.name} ends at ${number(one.y.at(-1))}`);
   const label = `${chart.title}, ${series.length} lines. ${ends.join("; ")}. Arrow keys read values; a table follows.`;
   const picture = canvas(box, label, { tabindex: "0" });
-  const place = axes(box, ranges.xs, ranges.ys, chart);
+  const place = axes(box, ranges.xs, ranges.ys);
   const clip = uniqueId("clip");
   const inside = { x: place.left - 2, y: 0, height: box.height - 32 };
   inside.width = Math.max(box.width - place.left + 4, 1);
@@ -99,10 +95,10 @@ function drawLines(box, series, chart) {
 function drawSeries(one, place, chart) {
   const at = (x, y) => `${place.x(x).toFixed(1)},${place.y(y).toFixed(1)}`;
   const path = (line) => {
-    const points = drawable(chart, line).map((k) => at(line.x[k], line.y[k]));
+    const points = within(chart, line).map((k) => at(line.x[k], line.y[k]));
     return points.length ? `M${points.join("L")}` : null;
   };
-  const drawn = drawable(chart, one);
+  const drawn = within(chart, one);
   const band = () => {
     if (drawn.length === 1) {
       const [k] = drawn; // a single point has no area to shade

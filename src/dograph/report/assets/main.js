@@ -1,10 +1,7 @@
 // Draws the sections, keeps what the reader selected, and updates the page of a running run.
 
 // What the reader selected: in the section of curves, and in that of domains.
-const state = {
-  ...{ source: "total", view: null, range: "all" },
-  ...{ run: null, probe: null, graph: null, basis: "last" },
-};
+const state = { source: "total", view: null, range: "all", run: null, probe: null, graph: null };
 let data = null;
 
 function show(page) {

@@ -7,10 +7,9 @@ from scipy.stats import entropy
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix, expected_mutual_information
 
-from dograph.eval import merging as perceiving
 from dograph.eval.gradients import Probe
 from dograph.eval.inspect import perceived
-from dograph.eval.merging import (
+from dograph.reproduce.seen import (
     agreement_by_chance,
     perception,
 )
@@ -26,7 +25,7 @@ def probe_of(sketch_NK, source_N):
     num = len(source_N)
     sources = [f"s{s}" for s in range(int(source_N.max()) + 1)]
     label_N = torch.full((num,), -1)
-    return Probe(7, sources, [{}] * num, sketch_NK.float(), source_N, label_N, torch.zeros(num))
+    return Probe(7, sources, [{}] * num, sketch_NK.float(), source_N, label_N)
 
 
 def test_chance_is_the_expected_information_of_shuffled_sources():
@@ -46,7 +45,7 @@ def test_chance_is_the_expected_information_of_shuffled_sources():
 def test_figures_are_those_of_the_domains_that_inspect_finds():
     sketch_NK, source_N = drawn(torch.Generator().manual_seed(2), 7.0)
     sketch_NK = sketch_NK * torch.linspace(0.1, 9, len(source_N))[:, None]  # directions count
-    figures = perception(probe_of(sketch_NK, source_N), 3, 0)
+    figures = perception(probe_of(sketch_NK, source_N), 3)
     label_N, _ = perceived(sketch_NK.float(), 3, 0)
     assert figures.nmi.value == pytest.approx(normalized_mutual_info_score(source_N, label_N))
     table = contingency_matrix(source_N, label_N)
@@ -56,7 +55,7 @@ def test_figures_are_those_of_the_domains_that_inspect_finds():
 
 
 def test_far_sources_are_their_own_domains():
-    figures = perception(probe_of(*drawn(torch.Generator().manual_seed(0), 40.0)), 3, 0)
+    figures = perception(probe_of(*drawn(torch.Generator().manual_seed(0), 40.0)), 3)
     assert (figures.nmi.value, figures.purity.value) == pytest.approx((1, 1), abs=1e-12)
     assert figures.nmi_by_chance < 0.2
     assert 1 / 3 <= figures.purity_by_chance < 0.6  # never below the largest source's share
@@ -65,9 +64,9 @@ def test_far_sources_are_their_own_domains():
 def test_directions_leave_the_lengths_of_sketches_out():
     sketch_NK, source_N = drawn(torch.Generator().manual_seed(0), 3.0)
     length_N1 = torch.linspace(0.1, 9, 36)[torch.arange(36) * 5 % 36][:, None]
-    plain = perception(probe_of(sketch_NK, source_N), 3, 0)
-    longer = perception(probe_of(sketch_NK * length_N1, source_N), 3, 0)
-    unit = perception(probe_of(F.normalize(sketch_NK), source_N), 3, 0)
+    plain = perception(probe_of(sketch_NK, source_N), 3)
+    longer = perception(probe_of(sketch_NK * length_N1, source_N), 3)
+    unit = perception(probe_of(F.normalize(sketch_NK), source_N), 3)
     want = plain.separation_directions
     assert longer.separation_directions.value == pytest.approx(want.value, rel=1e-5)
     assert unit.separation.value == pytest.approx(want.value, rel=1e-5)
@@ -77,20 +76,6 @@ def test_directions_leave_the_lengths_of_sketches_out():
 def test_a_sketch_of_zeros_has_no_direction_and_breaks_nothing():
     sketch_NK, source_N = drawn(torch.Generator().manual_seed(0), 3.0)
     sketch_NK[5] = 0
-    figures = perception(probe_of(sketch_NK, source_N), 3, 0)
+    figures = perception(probe_of(sketch_NK, source_N), 3)
     assert figures.separation_directions.value > 0
     assert figures.nmi.value > figures.nmi_by_chance
-
-
-def test_domains_are_found_in_coordinates_with_the_same_inner_products(monkeypatch):
-    seen = []
-
-    def watched(unit_NK, *options):
-        seen.append(unit_NK)
-        return perceived(unit_NK, *options)
-
-    monkeypatch.setattr(perceiving, "perceived", watched)
-    sketch_NK, source_N = drawn(torch.Generator().manual_seed(1), 2.0)
-    perception(probe_of(sketch_NK, source_N), 3, 0)
-    direction_NK = F.normalize(sketch_NK.float().double())
-    torch.testing.assert_close(seen[0] @ seen[0].T, direction_NK @ direction_NK.T)

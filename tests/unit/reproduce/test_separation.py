@@ -6,8 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from dograph.eval.gradients import separation
-from dograph.eval.inspect import pairwise_mmd
+from dograph.reproduce.seen import separation
 
 
 def rows(sizes):
@@ -28,37 +27,8 @@ def three_sources(scale=1.0):
     return scale * gaussians(generator, source_N, mean_SK, std_K), source_N
 
 
-def of(point_NK, source_N):
-    return separation(point_NK @ point_NK.T, source_N)
-
-
-def test_it_is_the_mean_over_pairs_of_the_separation_of_the_theory():
-    point_NK, source_N = three_sources()
-    pairs = pairwise_mmd(point_NK, source_N, 3, num_permutations=1, seed=0)
-    expected = sum(pairs[g, h].separation for g, h in combinations(range(3), 2)) / 3
-    assert of(point_NK, source_N) == pytest.approx(float(expected), rel=1e-12)
-
-
-def test_the_closed_form_of_gaussians():
-    """MMD^2 = |mu - nu|^2 = 9 and tr cov = 4 * 9 / 4 + 5: the truth, up to chance."""
-    std_K = torch.tensor([1.5] * 4 + [1.0] * 5, dtype=torch.float64)
-    mean_SK = torch.zeros(2, 9, dtype=torch.float64)
-    mean_SK[1, 2] = 3.0
-    source_N = rows([700, 500])
-    found = of(gaussians(torch.Generator().manual_seed(0), source_N, mean_SK, std_K), source_N)
-    assert found == pytest.approx(9 / 14, abs=0.1)
-
-
-def test_rotation_shift_and_scale_change_nothing():
-    point_NK, source_N = three_sources()
-    generator = torch.Generator().manual_seed(5)
-    turn_KK, _ = torch.linalg.qr(torch.randn(6, 6, generator=generator, dtype=torch.float64))
-    one, other = of(point_NK, source_N), of(1e-3 * point_NK @ turn_KK + 0.2, source_N)
-    assert one == pytest.approx(other, rel=1e-8)
-
-
 def separation_of(gram_NN, source_N):
-    """The definition, pair by pair of sources, so that it can be differentiated."""
+    """The definition, pair by pair of sources, from the Gram matrix."""
     own = [(source_N == s).nonzero()[:, 0] for s in range(int(source_N.max()) + 1)]
 
     def mean(one, other):
@@ -74,7 +44,35 @@ def separation_of(gram_NN, source_N):
     return sum(ratios) / len(ratios)
 
 
-def test_sources_without_spread_have_no_separation():
+def test_it_is_the_mean_over_pairs_of_the_separation_of_the_theory():
+    point_NK, source_N = three_sources()
+    expected = separation_of(point_NK @ point_NK.T, source_N)
+    assert separation(point_NK, source_N) == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_the_closed_form_of_gaussians():
+    """MMD^2 = |mu - nu|^2 = 9 and tr cov = 4 * 9 / 4 + 5: the truth, up to chance."""
+    std_K = torch.tensor([1.5] * 4 + [1.0] * 5, dtype=torch.float64)
+    mean_SK = torch.zeros(2, 9, dtype=torch.float64)
+    mean_SK[1, 2] = 3.0
+    source_N = rows([700, 500])
+    found = separation(
+        gaussians(torch.Generator().manual_seed(0), source_N, mean_SK, std_K), source_N
+    )
+    assert found == pytest.approx(9 / 14, abs=0.1)
+
+
+def test_rotation_shift_and_scale_change_nothing():
+    point_NK, source_N = three_sources()
+    generator = torch.Generator().manual_seed(5)
+    turn_KK, _ = torch.linalg.qr(torch.randn(6, 6, generator=generator, dtype=torch.float64))
+    one, other = (
+        separation(point_NK, source_N),
+        separation(1e-3 * point_NK @ turn_KK + 0.2, source_N),
+    )
+    assert one == pytest.approx(other, rel=1e-8)
+
+
+def test_sources_without_spread_have_no_finite_separation():
     point_NK = torch.tensor([[1.0, 0.0]] * 5 + [[0.3, 1.0]] * 5, dtype=torch.float64)
-    found = of(point_NK, rows([5, 5]))
-    assert math.isnan(found)
+    assert separation(point_NK, rows([5, 5])) == math.inf
