@@ -285,9 +285,7 @@ JUNK: dict[str, Callable[[str, np.random.Generator], str]] = {
 }
 
 
-@cache  # a preparation reads it several times
-def _demo() -> list[tuple[str, str]]:
-    return list(demo_documents())
+_demo = cache(lambda: list(demo_documents()))  # a preparation reads it several times
 
 
 def junk_documents(name: str) -> Iterator[tuple[str, str, str | None]]:

@@ -17,9 +17,8 @@ of them reach (a threshold for filters), 1 their median.
 Shapes: N bytes or n-grams, D documents, F buckets.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from itertools import islice
 from typing import Self
 
@@ -73,14 +72,14 @@ class TextScorer:
 
     trusted_F: np.ndarray  # counts
     corpus_F: np.ndarray  # probabilities
-    trusted: Mapping[int, bytes]  # documents by the hashes of their texts
+    trusted: frozenset[bytes]
     zero: float = 0.0  # raw score that is scaled to 0
     one: float = 1.0  # and to 1
 
     @classmethod
     def fit(cls, trusted: Iterable[bytes], corpus: Iterable[bytes]) -> Self:
         """From trusted text, which is kept in memory, and a sample of the corpus."""
-        different = {_key(text): text for text in trusted}
+        different = list(dict.fromkeys(trusted))
         if len(different) < LEAST_DOCUMENTS:
             raise CorpusError(
                 f"--toward needs at least {LEAST_DOCUMENTS} different documents, got "
@@ -88,11 +87,12 @@ class TextScorer:
                 "gets. Give more, or cut long texts, as in a .jsonl with a paragraph a line"
             )
         trusted_F, corpus_F = np.zeros((2, NUM_BUCKETS), np.int64)
-        for count_F, texts in ((trusted_F, different.values()), (corpus_F, corpus)):
+        for count_F, texts in ((trusted_F, different), (corpus_F, corpus)):
             for some in _batches(texts):
                 count_F += np.bincount(hashed_ngrams(some)[0], minlength=NUM_BUCKETS)
-        raw = cls(trusted_F, (corpus_F + 1) / (corpus_F.sum() + NUM_BUCKETS), different)
-        score_D = np.concatenate([raw(some) for some in _batches(different.values())])
+        smooth_F = (corpus_F + 1) / (corpus_F.sum() + NUM_BUCKETS)
+        raw = cls(trusted_F, smooth_F, frozenset(different))
+        score_D = np.concatenate([raw(some) for some in _batches(different)])
         low, median = np.quantile(score_D, [LOW_QUANTILE, 0.5]).tolist()
         return replace(raw, zero=low, one=max(median, low + 1e-3))  # all may have the same score
 
@@ -101,7 +101,7 @@ class TextScorer:
         bucket_N, document_N = hashed_ngrams(texts)
         count_N, total = self.trusted_F[bucket_N], self.trusted_F.sum()
         total_N = np.full(len(count_N), total)
-        for document in [d for d, text in enumerate(texts) if _key(text) in self.trusted]:
+        for document in [d for d, text in enumerate(texts) if text in self.trusted]:
             own = np.flatnonzero(document_N == document)
             _, place, count = np.unique(bucket_N[own], return_inverse=True, return_counts=True)
             count_N[own] -= count[place]
@@ -112,10 +112,6 @@ class TextScorer:
         score_D = np.bincount(document_N, ratio_N, len(texts)) / np.maximum(count_D, 1)
         score_D = np.where(count_D, score_D, np.log(MU / (total + MU)))
         return ((score_D - self.zero) / (self.one - self.zero)).astype(np.float32)
-
-
-def _key(text: bytes) -> int:
-    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
 
 
 def _batches(texts: Iterable[bytes]) -> Iterator[list[bytes]]:

@@ -82,16 +82,12 @@ def describe_domains(
         probe = read_probe(run.path, steps[-1]) if steps else None
     if corpus is None or corpus.manifest.tokenizer.file is None or not (probe and probe.nearest):
         return {}
-    strata, length = (
-        {own.entry.stratum: own for own in corpus.validation},
-        run.config().data.seq_len,
-    )
+    strata = {own.entry.stratum: own for own in corpus.validation}
+    length = run.config().data.seq_len
     blocks = [Block(0, strata[row["stratum"]], int(row["row"]), length) for row in probe.rows]
     sources, labels = [block.stratum.entry.source for block in blocks], probe.label_N.tolist()
-    texts = []
-    for block in blocks:
-        start = block.index * length
-        texts.append(corpus.text(block.stratum, start, start + min(length, TOKENS)))
+    starts = [(block.stratum, block.index * length) for block in blocks]
+    texts = [corpus.text(own, start, start + min(length, TOKENS)) for own, start in starts]
     every, profiles = Counter(sources), {}
     for j, words in telling_words(texts, labels).items():
         own = Counter(source for source, k in zip(sources, labels, strict=True) if k == j)

@@ -425,14 +425,13 @@ def pairwise_mmd(
 def _statistics(kernel_PP: Tensor, first_RP: Tensor) -> Tensor:
     """MMD^2 for every labelling of the pooled samples; first groups all have the same size."""
     first_RP = first_RP.to(kernel_PP)
-    second_RP = 1 - first_RP
-    n, m = float(first_RP[0].sum()), float(second_RP[0].sum())
+    n = float(first_RP[0].sum())
+    m = len(kernel_PP) - n
     kernel_PP = kernel_PP - torch.diag(kernel_PP.diagonal())
     to_first_RP = first_RP @ kernel_PP
-    to_second_RP = second_RP @ kernel_PP
     xx_R = (to_first_RP * first_RP).sum(1)
-    xy_R = (to_first_RP * second_RP).sum(1)
-    yy_R = (to_second_RP * second_RP).sum(1)
+    xy_R = to_first_RP.sum(1) - xx_R
+    yy_R = kernel_PP.sum() - xx_R - 2 * xy_R
     return xx_R / (n * (n - 1)) + yy_R / (m * (m - 1)) - 2 * xy_R / (n * m)
 
 

@@ -81,34 +81,27 @@ def explain_step(path: Path, step: int, skipped: Skipped | None = None) -> Expla
             f"{run.metrics_file} has no weights of step {step}: they are recorded every log.every="
             f"{config.log.every} steps, at validations and at the end; ask for such a step"
         )
+    quantities = ("samples", "share", "weight", "gradient_norm", "mean_norm")
+    domains: list[dict[str, float]] = []
+    name, size = config.mixer.name, config.batches.size(step - 1)
+    sample = labels_of_step(run, step, skipped)
     try:
-        return _explanation(run, config, row, skipped)
+        while f"domains/{(number := len(domains))}/mean_norm" in row:
+            values = {name: row[f"domains/{number}/{name}"] for name in quantities}
+            domains.append({"domain": number, **values})
+        if domains or run.graph_file.is_file():  # written for every mixer that has domains
+            reasons = build_mixer(name, config.mixer.options).explain(row, step, config)
+        elif abs((effective := row[IN_WHOLE_ROWS]) - size) < 1e-3:
+            reasons = [f"{name} has no domains: all {size} samples had the same weight"]
+        else:
+            unknown = "" if sample["weight"] is not None else "; the weights were not recorded"
+            weights = f"its weights left {effective:.1f} of {size} samples effective{unknown}"
+            reasons = [f"{name} has no domains; {weights}"]
     except KeyError as error:
         raise RunError(
             f"{run.metrics_file} has a damaged row of step {step}, without {error}; ask for "
             "another step"
         ) from error
-
-
-def _explanation(
-    run: RunDirectory, config: RunConfig, row: Row, skipped: Skipped | None
-) -> Explanation:
-    step = int(row["step"])
-    sample = labels_of_step(run, step, skipped)
-    quantities = ("samples", "share", "weight", "gradient_norm", "mean_norm")
-    domains: list[dict[str, float]] = []
-    while f"domains/{(number := len(domains))}/mean_norm" in row:
-        values = {name: row[f"domains/{number}/{name}"] for name in quantities}
-        domains.append({"domain": number, **values})
-    name, size = config.mixer.name, config.batches.size(step - 1)
-    if domains or run.graph_file.is_file():  # written for every mixer that has domains
-        reasons = build_mixer(name, config.mixer.options).explain(row, step, config)
-    elif abs((effective := row[IN_WHOLE_ROWS]) - size) < 1e-3:
-        reasons = [f"{name} has no domains: all {size} samples had the same weight"]
-    else:
-        unknown = "" if sample["weight"] is not None else "; the weights were not recorded"
-        weights = f"its weights left {effective:.1f} of {size} samples effective{unknown}"
-        reasons = [f"{name} has no domains; {weights}"]
     return Explanation(reasons, domains, sample["weight"], sample["domain"])
 
 
