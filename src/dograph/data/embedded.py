@@ -328,7 +328,7 @@ def planted_documents(
 ) -> Iterator[tuple[str, str]]:
     """Source and text of a planted corpus: `num_documents` of `num_words` words in each source."""
     words = vocabulary(seed)
-    for source in source_names(noise=noise):
+    for source in [*ZIPF_EXPONENTS, NOISE] if noise else ZIPF_EXPONENTS:
         first_V = word_probabilities(kind, source, seed)
         next_VV = transitions(kind, source, seed)
         rng = stream(seed, "planted", kind, source)
@@ -344,10 +344,6 @@ def planted_documents(
             yield source, " ".join(words[word] for word in word_T)
 
 
-def source_names(*, noise: bool = False) -> list[str]:
-    return [*ZIPF_EXPONENTS, NOISE] if noise else list(ZIPF_EXPONENTS)
-
-
 def vocabulary(seed: int = 0) -> list[str]:
     """The synthetic words; a word's place here is its index in every array of this module."""
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
@@ -358,7 +354,7 @@ def vocabulary(seed: int = 0) -> list[str]:
 
 def word_probabilities(kind: str, source: str, seed: int = 0) -> np.ndarray:
     """How frequent each word is in a source, (V,): the stationary distribution of its chain."""
-    known = {kind: ("corpus", ["unigram", "bigram"]), source: ("source", source_names(noise=True))}
+    known = {kind: ("corpus", ["unigram", "bigram"]), source: ("source", [*ZIPF_EXPONENTS, NOISE])}
     for given, (what, allowed) in known.items():
         if given not in allowed:
             raise ConfigError(f'no planted {what} "{given}"; {did_you_mean(given, allowed)}')

@@ -156,7 +156,7 @@ class Preparation:
         if options.toward:  # also after an interruption: it takes seconds, and is always the same
             self.report(PreparationProgress("reading trusted text"))
             sample = (text.encode() for text in sample_texts(options, inputs))
-            scorer = TextScorer.fit(trusted_texts(options), sample)
+            scorer = TextScorer(trusted_texts(options), sample)
         self.journal = journal
         self._cut_files()
         chunks = read_chunks(inputs, journal.position, options)

@@ -14,9 +14,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
@@ -54,26 +52,22 @@ def by_score(stratum: StratumTokens, sample_D: np.ndarray, num_groups: int) -> A
     return lambda own, document_D: (own.documents["score"][document_D, None] < least).sum(axis=1)
 
 
-@dataclass(frozen=True, slots=True)
 class Nearest:
-    """Assigns documents to the nearest of the fitted groups of one source; ties: the lower one."""
+    """Assigns documents to the nearest of the fitted groups of one source; ties: the lower one.
 
-    salt: int  # of the n-gram hash
-    mean_F: np.ndarray  # mean feature, subtracted first: it is common to all groups
-    centre_KF: np.ndarray  # unit vectors
+    At most `num_groups` groups, and no more than there are documents.
+    """
 
-    @classmethod
-    def fit(cls, stratum: StratumTokens, sample_D: np.ndarray, num_groups: int, seed: int) -> Self:
-        """At most `num_groups` groups, and no more than there are documents."""
-        salt, parts = key64(seed, "strata", "hash"), chunks(len(sample_D))
-        features = [ngram_features(stratum, sample_D[chunk_D], salt) for chunk_D in parts]
+    def __init__(
+        self, stratum: StratumTokens, sample_D: np.ndarray, num_groups: int, seed: int
+    ) -> None:
+        self.salt, parts = key64(seed, "strata", "hash"), chunks(len(sample_D))
+        features = [ngram_features(stratum, sample_D[chunk_D], self.salt) for chunk_D in parts]
         feature_DF = np.concatenate(features)
-        mean_F, rng = (
-            feature_DF.mean(axis=0),
-            stream(seed, "strata", "kmeans", stratum.entry.source),
-        )
+        self.mean_F = feature_DF.mean(axis=0)  # subtracted first: it is common to all groups
+        rng = stream(seed, "strata", "kmeans", stratum.entry.source)
         num_groups = min(num_groups, stratum.entry.documents)
-        return cls(salt, mean_F, spherical_kmeans(_unit(feature_DF - mean_F), num_groups, rng))
+        self.centre_KF = spherical_kmeans(_unit(feature_DF - self.mean_F), num_groups, rng)
 
     def __call__(self, stratum: StratumTokens, document_D: np.ndarray) -> np.ndarray:
         unit_DF = _unit(ngram_features(stratum, document_D, self.salt) - self.mean_F)
@@ -212,8 +206,8 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
             assign = by_score(stratum, sample_D, num_strata)
             label_D = _labelled(stratum, assign)
         else:
-            nearest = Nearest.fit(stratum, sample_D, num_strata, seed)
-            label_D, assign = _ranked_by_size(stratum, nearest)
+            assign = Nearest(stratum, sample_D, num_strata, seed)
+            label_D = _ranked_by_size(stratum, assign)
         new_train += _write_strata(stratum, label_D, bytes_V)
         if entry.source in validation:
             stratum = StratumTokens(directory, validation.pop(entry.source))
@@ -230,7 +224,7 @@ def _new_files(entry: StratumEntry, group: int) -> tuple[str, str]:
     return tokens.as_posix(), Path(entry.documents_file).with_suffix(f".{group}.npy").as_posix()
 
 
-def _ranked_by_size(stratum: StratumTokens, nearest: Nearest) -> tuple[np.ndarray, Nearest]:
+def _ranked_by_size(stratum: StratumTokens, nearest: Nearest) -> np.ndarray:
     """Assign the training documents and renumber the groups: largest first, none empty."""
     label_D = _labelled(stratum, nearest)
     tokens_K = np.zeros(len(nearest.centre_KF), dtype=np.int64)
@@ -241,8 +235,8 @@ def _ranked_by_size(stratum: StratumTokens, nearest: Nearest) -> tuple[np.ndarra
     rank_K = np.argsort(order_K)
     for chunk_D in chunks(len(label_D)):
         label_D[chunk_D] = rank_K[label_D[chunk_D]]
-    kept = order_K[: np.count_nonzero(tokens_K)]
-    return label_D, replace(nearest, centre_KF=nearest.centre_KF[kept])
+    nearest.centre_KF = nearest.centre_KF[order_K[: np.count_nonzero(tokens_K)]]
+    return label_D
 
 
 def _write_strata(

@@ -18,9 +18,7 @@ Shapes: N bytes or n-grams, D documents, F buckets.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Self
 
 import numpy as np
 
@@ -66,35 +64,28 @@ def hashed_ngrams(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     return bucket_N, np.concatenate([document, document[1:][inside]])
 
 
-@dataclass(frozen=True)
 class TextScorer:
     """Scores documents; the scores depend neither on their order nor on how they are grouped."""
 
-    trusted_F: np.ndarray  # counts
-    corpus_F: np.ndarray  # probabilities
-    trusted: frozenset[bytes]
-    zero: float = 0.0  # raw score that is scaled to 0
-    one: float = 1.0  # and to 1
+    zero, one = 0.0, 1.0  # raw scores that are scaled to 0 and to 1
 
-    @classmethod
-    def fit(cls, trusted: Iterable[bytes], corpus: Iterable[bytes]) -> Self:
+    def __init__(self, trusted: Iterable[bytes], corpus: Iterable[bytes]) -> None:
         """From trusted text, which is kept in memory, and a sample of the corpus."""
-        different = list(dict.fromkeys(trusted))
-        if len(different) < LEAST_DOCUMENTS:
+        self.trusted = dict.fromkeys(trusted)
+        if len(self.trusted) < LEAST_DOCUMENTS:
             raise CorpusError(
                 f"--toward needs at least {LEAST_DOCUMENTS} different documents, got "
-                f"{len(different)}: each is set aside in turn to learn which scores trusted text "
-                "gets. Give more, or cut long texts, as in a .jsonl with a paragraph a line"
+                f"{len(self.trusted)}: each is set aside in turn to learn which scores trusted "
+                "text gets. Give more, or cut long texts, as in a .jsonl with a paragraph a line"
             )
-        trusted_F, corpus_F = np.zeros((2, NUM_BUCKETS), np.int64)
-        for count_F, texts in ((trusted_F, different), (corpus_F, corpus)):
+        self.trusted_F, corpus_F = np.zeros((2, NUM_BUCKETS), np.int64)
+        for count_F, texts in ((self.trusted_F, self.trusted), (corpus_F, corpus)):
             for some in _batches(texts):
                 count_F += np.bincount(hashed_ngrams(some)[0], minlength=NUM_BUCKETS)
-        smooth_F = (corpus_F + 1) / (corpus_F.sum() + NUM_BUCKETS)
-        raw = cls(trusted_F, smooth_F, frozenset(different))
-        score_D = np.concatenate([raw(some) for some in _batches(different)])
-        low, median = np.quantile(score_D, [LOW_QUANTILE, 0.5]).tolist()
-        return replace(raw, zero=low, one=max(median, low + 1e-3))  # all may have the same score
+        self.corpus_F = (corpus_F + 1) / (corpus_F.sum() + NUM_BUCKETS)  # probabilities
+        score_D = np.concatenate([self(some) for some in _batches(self.trusted)])
+        self.zero, median = np.quantile(score_D, [LOW_QUANTILE, 0.5]).tolist()
+        self.one = max(median, self.zero + 1e-3)  # all may have the same score
 
     def __call__(self, texts: Sequence[bytes]) -> np.ndarray:
         """The score of each text, (D,) in float32; that of unseen words if it has none."""

@@ -298,7 +298,7 @@ class TrustedText:
         texts = list(trusted_texts(PrepareOptions(inputs=files, toward=files, out=Path())))
         contents = [block.text(corpus).encode() for block in blocks]
         self.corpus, self.blocks = corpus, blocks
-        self.score_N = TextScorer.fit(texts, contents)(contents)
+        self.score_N = TextScorer(texts, contents)(contents)
         eot_id = corpus.manifest.tokenizer.eot_id
         ids = corpus.tokenizer.encode_batch([t.decode() for t in texts], add_special_tokens=False)
         documents = [own.ids if eot_id is None else [*own.ids, eot_id] for own in ids]
@@ -416,10 +416,8 @@ def pairwise_mmd(
         p_value = (1 + as_large) / (1 + num_permutations)
         pairs[g, h] = PairMMD(distance, separation, p_value)
     corrected = holm([pair.p_value for pair in pairs.values()])
-    for key, p_corrected in zip(pairs, corrected, strict=True):
-        assert p_corrected is not None
-        pairs[key] = pairs[key]._replace(p_value=p_corrected)
-    return pairs
+    both = zip(pairs.items(), corrected, strict=True)
+    return {key: pair._replace(p_value=p) for (key, pair), p in both if p is not None}
 
 
 def _statistics(kernel_PP: Tensor, first_RP: Tensor) -> Tensor:

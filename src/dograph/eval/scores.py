@@ -221,15 +221,13 @@ def score_task(task: Task, items: Sequence[Item], rows: Sequence[Row], truncated
         log_p = ItemMean.of(gold_nats)
         value = math.exp(min(-log_p.value, 700.0))
         perplexity = ItemMean(value, None if log_p.se is None else value * log_p.se)
-
-    def accuracy(name: str) -> ItemMean:
-        return ItemMean.of([float(row[name]) for row in rows])
-
+    names = {"acc", task.metric}
+    means = {name: ItemMean.of([float(row[name]) for row in rows]) for name in names}
     return TaskScore(
         task=task.name,
         items=len(items),
-        acc=accuracy("acc"),
-        acc_norm=accuracy("acc_norm") if task.metric == "acc_norm" else None,
+        acc=means["acc"],
+        acc_norm=means.get("acc_norm"),
         bits_per_byte=ItemMean.of(bits),
         perplexity=perplexity,
         chance=0.0 if task.cloze else float(np.mean([1 / len(item.pairs) for item in items])),

@@ -70,7 +70,7 @@ RAW = [text(n, 30).encode() for n in range(20)] + [odd.encode() for odd in ODD]
 
 
 def test_scores_are_those_of_a_plain_oracle():
-    scorer = TextScorer.fit(TRUSTED, RAW)
+    scorer = TextScorer(TRUSTED, RAW)
     expected = scaled([oracle(content, TRUSTED, RAW) for content in RAW], TRUSTED, RAW)
     np.testing.assert_allclose(scorer(RAW), expected, rtol=1e-4, atol=1e-4)
     one_by_one = np.concatenate([scorer([content]) for content in reversed(RAW)])[::-1]
@@ -78,7 +78,7 @@ def test_scores_are_those_of_a_plain_oracle():
 
 
 def test_a_trusted_document_is_scored_as_if_it_were_not_trusted():
-    scorer = TextScorer.fit([*TRUSTED, TRUSTED[3]], [*RAW, *TRUSTED])  # one of them given twice
+    scorer = TextScorer([*TRUSTED, TRUSTED[3]], [*RAW, *TRUSTED])  # one of them given twice
     for n in (0, 3, 11):
         others, corpus = TRUSTED[:n] + TRUSTED[n + 1 :], [*RAW, *TRUSTED]
         expected = scaled([oracle(TRUSTED[n], others, corpus)], TRUSTED, corpus)[0]
@@ -88,7 +88,7 @@ def test_a_trusted_document_is_scored_as_if_it_were_not_trusted():
 
 
 def test_length_does_not_decide():
-    scorer = TextScorer.fit(TRUSTED, RAW)
+    scorer = TextScorer(TRUSTED, RAW)
     short, long = scorer([b" ".join([RAW[0]] * times) for times in (300, 3000)])
     assert short == pytest.approx(long, abs=1e-3)
 
@@ -105,7 +105,7 @@ def test_junk_of_every_kind_scores_below_text_in_the_trusted_style():
     rng = stream(0, "test")
     junk = {kind: [spoil(words, rng) for words in clean[:12]] for kind, spoil in JUNK.items()}
     corpus = [words.encode() for words in clean + [j for some in junk.values() for j in some]]
-    scorer = TextScorer.fit([words.encode() for words in trusted], corpus)
+    scorer = TextScorer([words.encode() for words in trusted], corpus)
     clean_D = scorer([words.encode() for words in clean])
     for kind, some in junk.items():
         assert auc(clean_D, scorer([words.encode() for words in some])) > 0.98, kind
