@@ -103,5 +103,7 @@ def _print(result: "Inspection") -> None:
             groups.append([own.name, str(own.rows), *sizes])
         title = "help for the trusted text: 1 is as much as itself, with 95 % intervals"
         show(title, "source, rows, help, interval, text score", groups)
-        rows = [[r.stratum, str(r.document), f"{r.score:+.3f}", r.text] for r in result.scored]
+        rows = [
+            [r.stratum, str(r.document), f"{r.score:+.3f}", r.text or ""] for r in result.scored
+        ]
         show("rows most and least like it", "source, document, text score, text", rows)

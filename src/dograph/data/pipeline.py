@@ -152,16 +152,14 @@ class Preparation:
             journal = staging.Journal(**recorded.model_dump(), tokenizer=tokenizer)
             journal.write(self.folder)
         journal.options = recorded.options
-        scorer = None
+        encoder = encode.ChunkEncoder(options, inputs, journal.tokenizer)
         if options.toward:  # also after an interruption: it takes seconds, and is always the same
             self.report(PreparationProgress("reading trusted text"))
             sample = (text.encode() for text in sample_texts(options, inputs))
-            scorer = TextScorer(trusted_texts(options), sample)
+            encoder.scorer = TextScorer(trusted_texts(options), sample)
         self.journal = journal
         self._cut_files()
         chunks = read_chunks(inputs, journal.position, options)
-        encoder = encode.ChunkEncoder(options, inputs, journal.tokenizer)
-        encoder.scorer = scorer
         workers = options.workers or os.cpu_count() or 1
         with closing(encode.encode_in_order(chunks, encoder, workers)) as stream:
             for encoded in stream:

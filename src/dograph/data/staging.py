@@ -219,8 +219,7 @@ def finish(options: PrepareOptions, inputs: list[Input], journal: Journal) -> Ma
                 continue
             tokens, documents = f"{split}/{stem}.bin", f"{split}/{stem}.documents.npy"
             link(output.stem.with_suffix(".tokens"), built / tokens)
-            stored = SCORED_DTYPE if output.scored else DOCUMENT_DTYPE
-            write_document_index(built / documents, output.blocks(), output.documents, stored)
+            write_document_index(built / documents, output.blocks(), output.documents)
             counts = output.model_dump(include={"source", "tokens", "documents", "bytes"})
             files = {"file": tokens, "documents_file": documents}
             sha256 = sha256_of(built / tokens)
@@ -385,16 +384,17 @@ def file_stems(sources: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def write_document_index(
-    path: Path, blocks: Iterable[np.ndarray], num: int, dtype: np.dtype = DOCUMENT_DTYPE
-) -> None:
-    """Write an .npy of `num` documents of `dtype`, from blocks that have its fields.
+def write_document_index(path: Path, blocks: Iterable[np.ndarray], num: int) -> None:
+    """Write an .npy of `num` documents, with scores if the blocks have them.
 
     Plain writes, not a memory map: on a full disk they raise an error instead of a signal.
     """
-    descr = np.lib.format.dtype_to_descr(dtype)
-    header = {"descr": descr, "fortran_order": False, "shape": (num,)}
     with open(path, "wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
         for block in blocks:
+            names = block.dtype.names or ()
+            dtype = SCORED_DTYPE if "score" in names else DOCUMENT_DTYPE
+            if not file.tell():
+                descr = np.lib.format.dtype_to_descr(dtype)
+                header = {"descr": descr, "fortran_order": False, "shape": (num,)}
+                np.lib.format.write_array_header_1_0(file, header)
             file.write(block[list(dtype.names or ())].astype(dtype).tobytes())

@@ -254,9 +254,7 @@ def _write_strata(
         members = ((spans(stratum, own_D)[0], stratum.documents[own_D]) for own_D in own)
         with open(directory / file, "wb") as output:
             copied = copy_documents(output, token_N, members)
-            write_document_index(
-                directory / documents_file, copied, num_documents, stratum.documents.dtype
-            )
+            write_document_index(directory / documents_file, copied, num_documents)
             num_tokens = output.tell() // token_N.itemsize
         num_bytes = None
         if bytes_V is not None:

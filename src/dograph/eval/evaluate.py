@@ -221,15 +221,10 @@ def task_table(result: Mapping[str, Any]) -> Table:
 
     for name, task in result["tasks"].items():
         items, available = task["items"], task["available"]
-        table.add_row(
-            name,
-            str(items) if items == available else f"{items} of {available}",
-            cell(task["acc"]),
-            cell(task["acc_norm"]),
-            f"{100 * task['chance']:.1f}",
-            cell(task["bits_per_byte"], ".3f", 1),
-            cell(task["perplexity"], ".4g", 1),
-        )
+        number = str(items) if items == available else f"{items} of {available}"
+        accuracies = [cell(task["acc"]), cell(task["acc_norm"]), f"{100 * task['chance']:.1f}"]
+        others = [cell(task["bits_per_byte"], ".3f", 1), cell(task["perplexity"], ".4g", 1)]
+        table.add_row(name, number, *accuracies, *others)
     table.add_section()
     average, num = result["average"], len(result["tasks"])
     tasks = "1 task" if num == 1 else f"{num} tasks"

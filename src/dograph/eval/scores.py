@@ -251,7 +251,7 @@ def evaluate_tasks(
     scorer: Scorer, documents: Sequence[Documents], using: str, report: Report
 ) -> list[TaskScore]:
     """One score for each task, in the order given."""
-    logged = {}
+    logged: dict[str, list[Row]] = {}
     if using == "lm-eval":
         report("lm-eval", 0, 0)
         logged = harness_log(scorer, documents)
@@ -259,12 +259,11 @@ def evaluate_tasks(
     for one in documents:
         task, items = one.task, one.items
         texts = scorer.texts(items)
-        rows = logged.get(task.name)
-        if rows is None:
+        if using != "lm-eval":
             likelihoods = scorer.score(texts, partial(report, task.name))
-            rows = log_likelihoods(task, items, likelihoods)
+            logged[task.name] = log_likelihoods(task, items, likelihoods)
         truncated = sum(text.truncated for text in texts)
-        scores.append(score_task(task, items, rows, truncated))
+        scores.append(score_task(task, items, logged[task.name], truncated))
     return scores
 
 

@@ -61,9 +61,8 @@ class Task:
         """The prompt and choices of a row; a choice is joined to the prompt with one space."""
         match self.name:
             case "hellaswag":
-                prompt = _clean(
-                    f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"
-                )
+                context = f"{row['ctx_a']} {row['ctx_b'].capitalize()}"
+                prompt = _clean(f"{row['activity_label']}: {context}")
                 choices, gold = [_clean(ending) for ending in row["endings"]], int(row["label"])
             case "piqa":
                 prompt = f"Question: {row['goal']}\nAnswer:"
