@@ -82,11 +82,20 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class NearestSample:
+class ShownRow:
     domain: int
     source: str
-    document: int
-    text: str | None
+    stratum: str
+    document: int  # in which it starts
+    text: str | None  # its beginning; None if the corpus has tokens alone
+    score: float | None  # towards trusted text, by its words
+
+    @classmethod
+    def of(cls, corpus: Corpus, block: Block, domain: int, score: float | None) -> "ShownRow":
+        has_text = corpus.manifest.tokenizer.file is not None
+        text = " ".join(block.text(corpus).split())[:PREVIEW] if has_text else None
+        place: dict[str, Any] = block.place()
+        return cls(domain, place["source"], place["stratum"], place["document"], text, score)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +107,6 @@ class GroupHelp:
     help: float  # <g_s, g_t> / |g_t|^2
     interval: Interval  # 95 %, |g_t|^2 taken as exact
     text_score: float  # mean over its rows
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredRow:
-    stratum: str
-    document: int  # in which it starts
-    score: float
-    text: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +123,10 @@ class Inspection:
     nmi: float
     purity: float
     graph: DomainGraph
-    examples: list[NearestSample]
+    examples: list[ShownRow]  # nearest each domain's centroid
     notes: list[str]
     toward: list[GroupHelp]  # sources and strata, most helpful for the trusted text first
-    scored: list[ScoredRow]  # those most and least like it
+    scored: list[ShownRow]  # most and least like it
 
     def save(self, folder: Path) -> None:
         """Write inspection.json, and the graph in every format."""
@@ -158,13 +159,18 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
     )
     pairs = []
     for (g, h), (distance, separation, p_value) in found.items():
-        shown = separation if isfinite(separation) else None
-        pairs.append(Pair(sources[g], sources[h], distance, shown, p_value))
+        known = separation if isfinite(separation) else None
+        pairs.append(Pair(sources[g], sources[h], distance, known, p_value))
     label_N, direction_NK = perceived(sketch_NK, request.domains, request.seed)
     nmi, purity = agreement(label_N, source_N, request.domains, len(sources))
     domains = partition(sketch_NK, label_N, request.domains)
     count_G, total_G = torch.bincount(source_N), torch.zeros(len(sources)).double()
     mean_G = total_G.index_add(0, source_N, loss_N.double()) / count_G
+
+    def shown(n: int) -> ShownRow:
+        score = None if trusted is None else float(trusted.score_N[n])
+        return ShownRow.of(corpus, blocks[n], int(label_N[n]), score)
+
     return Inspection(
         model=request.model,
         corpus=str(corpus.directory),
@@ -176,10 +182,10 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
         nmi=float(nmi),
         purity=float(purity),
         graph=build_graph(domains, None, label_N, source_N, sources, step=0),
-        examples=_examples(corpus, blocks, label_N, direction_NK, request.domains),
+        examples=[shown(n) for n in _nearest(label_N, direction_NK, request.domains)],
         notes=[*notes, *row_notes],
         toward=helped,
-        scored=trusted.ranked() if trusted else [],
+        scored=[shown(n) for n in trusted.extremes()] if trusted else [],
     )
 
 
@@ -240,10 +246,8 @@ def choose_rows(
     if split == "train":
         why = "" if request.toward else ": the validation text is too short for rows of that length"
         notes.append(f"rows are from training text, which the model may have seen{why}")
-    for source in [source for source in have if source not in usable]:
-        few = f"{have[source]} rows of {seq_len} tokens ({split} text)"
-        notes.append(f"{source} is left out: {few}")
-    return split, blocks, notes
+    few = [f"{name} is left out: {num} rows" for name, num in have.items() if num < 2]
+    return split, blocks, notes + [f"{note} of {seq_len} tokens ({split} text)" for note in few]
 
 
 def sketched(
@@ -269,26 +273,15 @@ def perceived(sketch_NK: Tensor, num_domains: int, seed: int) -> tuple[Tensor, T
     return cluster(direction_NK, 0), direction_NK
 
 
-def _examples(
-    corpus: Corpus, blocks: list[Block], label_N: Tensor, direction_NK: Tensor, num_domains: int
-) -> list[NearestSample]:
-    """The samples nearest each domain's centroid."""
+def _nearest(label_N: Tensor, direction_NK: Tensor, num_domains: int) -> list[int]:
+    """The rows nearest each domain's centroid."""
     centroid_MK = domain_means(direction_NK, label_N, num_domains)
     near_NM = closeness(direction_NK, centroid_MK, normalise=True)
-    examples = []
+    nearest = []
     for domain, near_N in enumerate(near_NM.T.tolist()):
         own = [n for n, label in enumerate(label_N.tolist()) if label == domain]
-        for n in sorted(own, key=lambda n: (-near_N[n], n))[:EXAMPLES]:
-            place: dict[str, Any] = blocks[n].place()
-            text = _preview(corpus, blocks[n])
-            examples.append(NearestSample(domain, place["source"], place["document"], text))
-    return examples
-
-
-def _preview(corpus: Corpus, block: Block) -> str | None:
-    """The beginning of a row on one line; None if the corpus has tokens alone."""
-    has_text = corpus.manifest.tokenizer.file is not None
-    return " ".join(block.text(corpus).split())[:PREVIEW] if has_text else None
+        nearest += sorted(own, key=lambda n: (-near_N[n], n))[:EXAMPLES]
+    return nearest
 
 
 class TrustedText:
@@ -297,8 +290,7 @@ class TrustedText:
     def __init__(self, files: tuple[str, ...], corpus: Corpus, blocks: Sequence[Block]) -> None:
         texts = list(trusted_texts(PrepareOptions(inputs=files, toward=files, out=Path())))
         contents = [block.text(corpus).encode() for block in blocks]
-        self.corpus, self.blocks = corpus, blocks
-        self.score_N = TextScorer(texts, contents)(contents)
+        self.blocks, self.score_N = blocks, TextScorer(texts, contents)(contents)
         eot_id = corpus.manifest.tokenizer.eot_id
         ids = corpus.tokenizer.encode_batch([t.decode() for t in texts], add_special_tokens=False)
         documents = [own.ids if eot_id is None else [*own.ids, eot_id] for own in ids]
@@ -315,14 +307,10 @@ class TrustedText:
         chosen = np.linspace(0, number - 1, min(most, number)).round().astype(int)
         return self.token_X[: number * seq_len].view(number, seq_len)[chosen]
 
-    def ranked(self) -> list[ScoredRow]:
+    def extremes(self) -> list[int]:
         """The rows with the highest and the lowest text scores."""
-        order, shown = np.argsort(-self.score_N, kind="stable").tolist(), []
-        for n in (*order[:LISTED], *order[LISTED:][-LISTED:]):
-            place: dict[str, Any] = self.blocks[n].place()
-            text, score = _preview(self.corpus, self.blocks[n]), float(self.score_N[n])
-            shown.append(ScoredRow(place["stratum"], place["document"], score, text))
-        return shown
+        order = np.argsort(-self.score_N, kind="stable").tolist()
+        return [*order[:LISTED], *order[LISTED:][-LISTED:]]
 
     def groups(self, sketch_NK: Tensor, trusted_LK: Tensor) -> tuple[list[GroupHelp], list[str]]:
         """Sources, then strata, most helpful first, and notes for the reader."""
