@@ -40,7 +40,7 @@ from dograph.sketch.head import IGNORED, head_projection, sketched_cross_entropy
 from dograph.sketch.projection import Projection
 from dograph.sketch.rules import replaced_forward
 from dograph.sketch.sketcher import Sketcher
-from dograph.train.checkpoint import Meter, meter_tensors, restore_meters, split_state
+from dograph.train.checkpoint import METERS, restore_meters, split_state
 from dograph.train.noise import NoiseScale
 from dograph.train.watch import SampleWatch
 from dograph.types import Signals
@@ -106,7 +106,7 @@ def attach(
     trainer.add_callback(callback)
 
 
-def restore_mixer(mixer: Mixer, folder: Path, meters: Mapping[str, Meter]) -> None:
+def restore_mixer(mixer: Mixer, folder: Path, meters: nn.ModuleDict) -> None:
     """Load the state of the mixer and the meters from a checkpoint."""
     try:
         stored = json.loads((folder / VALUES).read_text(encoding="utf-8"))
@@ -143,8 +143,8 @@ class AttachedMixer:
         self.stock_train = self.trainer.train
         self.stock_step = self.trainer.training_step
         self.stock_batches = self.trainer.get_batch_samples
-        self.meters: dict[str, Meter] = {"noise": self.noise} if self.mode else {}
-        self.meters |= {} if self.watch is None else {"watch": self.watch}
+        self.meters = nn.ModuleDict({"noise": self.noise} if self.mode else {})
+        self.meters.update({} if self.watch is None else {"watch": self.watch})
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
@@ -199,7 +199,7 @@ class AttachedMixer:
                 f"the checkpoint of step {step} is not in {folder}, so the mixer's state cannot be "
                 "saved; a hyper-parameter search saves elsewhere: run it without a mixer"
             )
-        write_bytes(folder / TENSORS, save(tensors | meter_tensors(self.meters)))
+        write_bytes(folder / TENSORS, save(tensors | self.meters.state_dict(prefix=METERS)))
         digest = sha256_of(folder / TENSORS)
         write_json(folder / VALUES, {"version": 1, "step": step, "sha256": digest, "mixer": values})
 

@@ -13,11 +13,11 @@ Shapes: B samples, K sketch, R rows: the whole batch, then each source.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dograph.config import SketchConfig
 from dograph.errors import ConfigError
@@ -32,17 +32,21 @@ LEAST_BATCHES = 3  # effective ones, for an interval
 SCALE, LOW, HIGH = "scale_samples", "scale_low_samples", "scale_high_samples"
 
 
-class NoiseScale:
+class NoiseScale(nn.Module):
     """Averages G2 and S2 of all samples and of each source; only its report waits for the device.
 
-    `sources` are the names of the indices in `source_B`.
+    `sources` are the names of the indices in `source_B`. The state is a buffer, for a resumed run.
     """
 
+    state_R9: Tensor
+
     def __init__(self, sources: Sequence[str] = ()) -> None:
+        super().__init__()
         self.sources = list(sources)
         # Of each row: samples seen; averages of G2 and S2; their last values; the covariance of the
         # averages (GG, GS, SS); the sum of the squared weights of the batches.
-        self.state_R9 = torch.zeros(1 + len(self.sources), 9, dtype=torch.float64)
+        zero_R9 = torch.zeros(1 + len(self.sources), 9, dtype=torch.float64)
+        self.register_buffer("state_R9", zero_R9)
 
     def observe(self, signals: Signals, source_B: Tensor | None = None) -> None:
         """Add the samples of one step; their sources are those of the signals if not given."""
@@ -81,14 +85,6 @@ class NoiseScale:
             if by_source := {source: row[name] for source, row in own if name in row}:
                 metrics[f"noise/*/{name}"] = by_source
         return metrics
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """For a resumed run."""
-        return {"state": self.state_R9}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        if state["state"].shape == self.state_R9.shape:  # with other sources it starts anew
-            self.state_R9 = state["state"]
 
 
 def measured_parameters(sketch: SketchConfig) -> str:
