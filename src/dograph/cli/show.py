@@ -105,8 +105,6 @@ def _graph(run: Path, step: int | None, out: Path | None) -> None:
 
 def _weights(run: Path, step: int, as_json: bool) -> None:
     """The domains of a step and its samples, with domain and weight where they are known."""
-    from rich.markup import escape
-
     from dograph.eval.recorded import explain_step, samples_of_step
 
     skipped = Skipped()
@@ -138,15 +136,13 @@ def _weights(run: Path, step: int, as_json: bool) -> None:
     for sample in samples:
         cells = [sample[name] for name in numbers]
         shown = [f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in cells]
-        rows.append([*shown, escape(str(sample["source"])), escape(_preview(sample, PREVIEW))])
+        rows.append([*shown, str(sample["source"]), _preview(sample, PREVIEW)])
     words = ("source", "text")
     print_table([*numbers, *words], rows, words, title="samples", **PLAIN)
     _describe(run, step)
 
 
 def _samples(run: Path, step: int, as_json: bool) -> None:
-    from rich.markup import escape
-
     from dograph.eval.recorded import labels_of_step, samples_of_step
     from dograph.train.run_dir import RunDirectory
 
@@ -164,15 +160,13 @@ def _samples(run: Path, step: int, as_json: bool) -> None:
         sample["domain"] = known[i] if known else None
         sample["input"] = f"{sample['input']}:{sample['line']}"
         sample["text"] = _preview(sample, SHOW_PREVIEW)
-        rows.append([escape(str(sample[name])) for name in columns])
+        rows.append([str(sample[name]) for name in columns])
     print_table(columns, rows, words, title=f"{run}, step {step}: {len(rows)} samples")
     _describe(run, step)
 
 
 def _describe(run: Path, step: int, *, is_shown: bool = True) -> dict[int, str]:
     """Print what sets domains that last apart; return the most telling words of each."""
-    from rich.markup import escape
-
     from dograph.eval.describe import corpus_of, describe_domains
     from dograph.eval.recorded import domains_last
     from dograph.train.run_dir import RunDirectory
@@ -185,7 +179,7 @@ def _describe(run: Path, step: int, *, is_shown: bool = True) -> dict[int, str]:
     for number, own in profiles.items():
         texts = [_preview({"text": block.text(corpus)}, PREVIEW) for block in own.typical if corpus]
         cells = (", ".join(own.words), ", ".join(own.sources), "\n".join(texts))
-        rows.append([str(number), str(own.samples), *map(escape, cells)])
+        rows.append([str(number), str(own.samples), *cells])
     if rows and is_shown:
         title = "what sets domains apart; sources: share (of all samples); texts: typical ones"
         words = ("words", "sources", "texts")
