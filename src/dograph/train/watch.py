@@ -114,10 +114,9 @@ class SampleWatch(nn.Module):
 
 
 def middle(value_XW: Tensor) -> Tensor:
-    """The (lower) median of the last axis without NaN, which counts as absent."""
-    last = (torch.isfinite(value_XW).sum(dim=-1, keepdim=True) - 1).clamp_min(0)
-    sorted_XW = value_XW.nan_to_num(torch.inf, torch.inf, torch.inf).sort(dim=-1).values
-    return sorted_XW.gather(-1, last // 2).squeeze(-1)
+    """The lower median of the finite values of the last axis; NaN if there are none."""
+    known_XW = torch.where(torch.isfinite(value_XW), value_XW, torch.nan)
+    return known_XW.nanquantile(0.5, dim=-1, interpolation="lower")
 
 
 def robust_z(now_X: Tensor, past_XW: Tensor) -> Tensor:
