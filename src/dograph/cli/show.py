@@ -58,20 +58,22 @@ def show(
         return
     if len(runs) > 1:
         raise ConfigError(f"`show {what}` takes one run, got {len(runs)}; show them one by one")
-    if what in ("noise", "spikes"):
-        from dograph.eval.recorded import noise_table, watched_lines
+    skipped = Skipped()
+    if what == "noise":
+        from dograph.eval.recorded import noise_table
 
-        skipped, shown = Skipped(), console.open_console()
-        noise = [noise_table(runs[0], skipped)] if what == "noise" else []
-        for part in noise or watched_lines(runs[0], skipped):
-            shown.print(part, markup=False, highlight=False)
-        warn(skipped.warnings())
+        console.open_console().print(noise_table(runs[0], skipped))
+    elif what == "spikes":
+        from dograph.eval.recorded import watched_lines
+
+        print(*watched_lines(runs[0], skipped), sep="\n")
     elif what == "graph":
-        _graph(runs[0], step, out)
+        _graph(runs[0], step, out, skipped)
     elif step is None:
         raise ConfigError(f"`show {what}` shows one step: add --step, as in --step 100")
     else:
-        (_weights if what == "weights" else _samples)(runs[0], step, as_json)
+        (_weights if what == "weights" else _samples)(runs[0], step, as_json, skipped)
+    warn(skipped.warnings())
 
 
 def print_losses(runs: list[Path]) -> None:
@@ -82,12 +84,11 @@ def print_losses(runs: list[Path]) -> None:
     warn(skipped.warnings())
 
 
-def _graph(run: Path, step: int | None, out: Path | None) -> None:
+def _graph(run: Path, step: int | None, out: Path | None, skipped: Skipped) -> None:
     from dograph.domains.graph import write_graph
     from dograph.eval import recorded
     from dograph.train.run_dir import RunDirectory
 
-    skipped = Skipped()
     graph = recorded.read_graph(run, step, skipped)
     if out is None:
         shown = console.open_console()
@@ -100,16 +101,13 @@ def _graph(run: Path, step: int | None, out: Path | None) -> None:
         print(f"{out}: {len(graph.nodes)} domains after step {graph.step}")
     if not recorded.domains_last(RunDirectory(run).config()):
         print(f"note: {recorded.RANKED}")
-    warn(skipped.warnings())
 
 
-def _weights(run: Path, step: int, as_json: bool) -> None:
+def _weights(run: Path, step: int, as_json: bool, skipped: Skipped) -> None:
     """The domains of a step and its samples, with domain and weight where they are known."""
     from dograph.eval.recorded import explain_step, samples_of_step
 
-    skipped = Skipped()
     samples, explained = samples_of_step(run, step, skipped), explain_step(run, step, skipped)
-    warn(skipped.warnings())
     per_sample = {"domain": explained.domain_B, "weight": explained.weight_B}
     for i, sample in enumerate(samples):
         for name, values in per_sample.items():
@@ -142,14 +140,12 @@ def _weights(run: Path, step: int, as_json: bool) -> None:
     _describe(run, step)
 
 
-def _samples(run: Path, step: int, as_json: bool) -> None:
+def _samples(run: Path, step: int, as_json: bool, skipped: Skipped) -> None:
     from dograph.eval.recorded import labels_of_step, samples_of_step
     from dograph.train.run_dir import RunDirectory
 
-    skipped, rows = Skipped(), list[list[str]]()
-    samples = samples_of_step(run, step, skipped)
+    samples, rows = samples_of_step(run, step, skipped), list[list[str]]()
     known = labels_of_step(RunDirectory(run), step, skipped)["domain"]
-    warn(skipped.warnings())
     if as_json:
         for sample in samples:
             print(json.dumps(sample, ensure_ascii=False))
