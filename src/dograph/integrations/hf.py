@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from dograph.config import DEFAULT_DIM
@@ -40,7 +40,7 @@ from dograph.sketch.head import IGNORED, head_projection, sketched_cross_entropy
 from dograph.sketch.projection import Projection
 from dograph.sketch.rules import replaced_forward
 from dograph.sketch.sketcher import Sketcher
-from dograph.train.checkpoint import METERS, restore_meters, split_state
+from dograph.train.checkpoint import mixer_state, restore_mixer
 from dograph.train.noise import NoiseScale
 from dograph.train.watch import SampleWatch
 from dograph.types import Signals
@@ -106,22 +106,6 @@ def attach(
     trainer.add_callback(callback)
 
 
-def restore_mixer(mixer: Mixer, folder: Path, meters: nn.ModuleDict) -> None:
-    """Load the state of the mixer and the meters from a checkpoint."""
-    try:
-        stored = json.loads((folder / VALUES).read_text(encoding="utf-8"))
-        if stored["sha256"] != sha256_of(folder / TENSORS):
-            raise ValueError(f"{TENSORS} is damaged: it does not match {VALUES}")
-        tensors = load_file(folder / TENSORS)
-        restore_meters(meters, tensors)
-        mixer.load_state_dict({**stored["mixer"], **tensors})
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise RunError(
-            f"{folder} has no complete state of a mixer ({error}). Resume from a checkpoint that "
-            "was saved with the mixer attached, such as the one before it, or start again"
-        ) from error
-
-
 @dataclass
 class AttachedMixer:
     """The methods that replace the Trainer's own, and its callbacks."""
@@ -156,8 +140,21 @@ class AttachedMixer:
             folder = get_last_checkpoint(self.trainer.args.output_dir)
         self.resumed = bool(folder)
         if folder:
-            restore_mixer(self.mixer, Path(folder), self.meters)
+            self.restore(Path(folder))
         return self.stock_train(resume_from_checkpoint, *args, **kwargs)
+
+    def restore(self, folder: Path) -> None:
+        """Load the state of the mixer and the meters from a checkpoint."""
+        try:
+            stored = json.loads((folder / VALUES).read_text(encoding="utf-8"))
+            if stored["sha256"] != sha256_of(folder / TENSORS):
+                raise ValueError(f"{TENSORS} is damaged: it does not match {VALUES}")
+            restore_mixer(self.mixer, self.meters, folder / TENSORS, stored["mixer"])
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise RunError(
+                f"{folder} has no complete state of a mixer ({error}). Resume from a checkpoint "
+                "that was saved with the mixer attached, such as the one before it, or start again"
+            ) from error
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The model is on its device now, and the number of steps is known."""
@@ -192,14 +189,14 @@ class AttachedMixer:
 
         if not state.is_world_process_zero:
             return
-        step, (tensors, values) = state.global_step, split_state(self.mixer.state_dict())
+        step, (tensors, values) = state.global_step, mixer_state(self.mixer, self.meters)
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         if not folder.is_dir():
             raise RunError(
                 f"the checkpoint of step {step} is not in {folder}, so the mixer's state cannot be "
                 "saved; a hyper-parameter search saves elsewhere: run it without a mixer"
             )
-        write_bytes(folder / TENSORS, save(tensors | self.meters.state_dict(prefix=METERS)))
+        write_bytes(folder / TENSORS, save(tensors))
         digest = sha256_of(folder / TENSORS)
         write_json(folder / VALUES, {"version": 1, "step": step, "sha256": digest, "mixer": values})
 

@@ -62,8 +62,8 @@ def write_checkpoint(
         temporary.mkdir()
         save_model(state.model, temporary / MODEL, tokenizer, weights)
         save_file({name: t.contiguous() for name, t in moments.items()}, temporary / OPTIMIZER)
-        tensors, values = split_state(state.mixer.state_dict())
-        save_file(tensors | state.meters.state_dict(prefix=METERS), temporary / MIXER)
+        tensors, values = mixer_state(state.mixer, state.meters)
+        save_file(tensors, temporary / MIXER)
         write_text(temporary / WEIGHT_LOG, state.sampler.log.cut(step).dump())
         seal(temporary, step, state.corpus_digest, values)
         os.rename(temporary, final)
@@ -115,9 +115,7 @@ def read_checkpoint(run: RunDirectory, step: int, state: TrainingState) -> bool:
         state.sampler.log = WeightLog.load(folder / WEIGHT_LOG, state.sampler.names)
     if stored["mixer"] is None:
         return False
-    tensors = load_file(folder / MIXER)
-    restore_meters(state.meters, tensors)
-    state.mixer.load_state_dict({**stored["mixer"], **tensors})
+    restore_mixer(state.mixer, state.meters, folder / MIXER, stored["mixer"])
     return True
 
 
@@ -160,19 +158,24 @@ def check_checkpoint(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A mixer's state as tensors and JSON values."""
+def mixer_state(mixer: Mixer, meters: nn.ModuleDict) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The state of a mixer and of the meters, as tensors and JSON values."""
+    state = mixer.state_dict()
     tensors = {name: v.contiguous() for name, v in state.items() if isinstance(v, Tensor)}
-    return tensors, {name: value for name, value in state.items() if name not in tensors}
+    values = {name: value for name, value in state.items() if name not in tensors}
+    return tensors | meters.state_dict(prefix=METERS), values
 
 
-def restore_meters(meters: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
-    """Take the states of meters out of `tensors`; without one, or with other sources, they stay."""
-    states = meters.state_dict(prefix=METERS)
+def restore_mixer(
+    mixer: Mixer, meters: nn.ModuleDict, file: Path, values: Mapping[str, Any]
+) -> None:
+    """Restore `mixer_state`; a meter that is new, or has other sources now, starts anew."""
+    tensors, states = load_file(file), meters.state_dict(prefix=METERS)
     for name in [name for name in tensors if name.startswith(METERS)]:
         stored = tensors.pop(name)
         if name in states and states[name].shape == stored.shape:
             states[name].copy_(stored)
+    mixer.load_state_dict({**values, **tensors})
 
 
 def save_model(
