@@ -29,6 +29,7 @@ from dograph.files import sha256_of, write_bytes, write_json
 from dograph.integrations.requirements import entry, require_mixer, summary
 from dograph.mixers.base import Mixer
 from dograph.models.loss import is_as_returned
+from dograph.records import unpacked
 from dograph.sketch.gradients import (
     MicroBatchResult,
     WorldRows,
@@ -92,11 +93,9 @@ def attach(
     projection = Projection(dim=dim, seed=seed, refresh=mixer.refresh(None))
     if watch is not None and watch.skips:
         raise ConfigError("the Trainer's optimizer cannot skip an update; give SampleWatch()")
-    sketches = mode if "sketch" in mixer.needs or watch else None
+    used = mode if "sketch" in mixer.needs or watch else None
     noise = NoiseScale(source_names)
-    attached = AttachedMixer(
-        trainer, mixer, sketches, projection, sources, exclude, noise, watch, ids
-    )
+    attached = AttachedMixer(trainer, mixer, used, projection, sources, exclude, noise, watch, ids)
     trainer.training_step, trainer.train = attached.training_step, attached.train
     trainer.get_batch_samples = attached.get_batch_samples
     trainer.loss_is_scaled_for_ga = True  # older versions infer it from compute_loss_func
@@ -176,9 +175,8 @@ class AttachedMixer:
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if control.should_log and self.unweighted is not None:
-            self.trainer.log(
-                summary(self.mixer, self.unweighted, self.weight_B, self.noise.report())
-            )
+            values = summary(self.mixer, self.unweighted, self.weight_B)
+            self.trainer.log(values | unpacked(self.noise.report()))
             control.should_log = True  # log() cleared it, but the Trainer has yet to log its own
 
     on_epoch_end = on_step_end
