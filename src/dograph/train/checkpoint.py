@@ -230,8 +230,9 @@ def optimizer_tensors(
         held = {name: optimizer.state[parameter][moment] for name, parameter in named}
         parts = whole(model, held, keep=keep)
         tensors |= {f"{moment}.{name}": tensor for name, tensor in parts.items()}
-    updates = [float(optimizer.state[parameter]["step"]) for _, parameter in named]
-    tensors[UPDATES] = torch.tensor(max(updates, default=0.0))
+    if keep:
+        updates = [float(optimizer.state[parameter]["step"]) for _, parameter in named]
+        tensors[UPDATES] = torch.tensor(max(updates, default=0.0))
     return tensors
 
 
