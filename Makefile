@@ -62,14 +62,16 @@ format: $(READY)
 bench: $(READY)  ## rewrite the CPU figures in benchmarks/results; keep the machine idle meanwhile
 	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.sketch
+	$(BIN)/python -m benchmarks.sketch --preset demo --seq-len 128 --recipe recommended --modes full head --name sketch-demo
 	$(BIN)/python -m benchmarks.loader
 	$(BIN)/python -m benchmarks.imports
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.plans
+	$(BIN)/python -m benchmarks.world_batch
 	$(BIN)/python -m benchmarks.page
 	@echo "preparing is measured on your own text: python -m benchmarks.prepare INPUT... --tokenizer FILE"
 
-results: $(READY)  ## docs/results.md from the committed figures
+results: $(READY)  ## docs/results.md from the figures, and which of them got worse since the last commit
 	$(BIN)/python -m benchmarks.results_page
 
 dist:  ## wheel and sdist, installed and run in clean environments; DIST="minimal sdist" runs these alone

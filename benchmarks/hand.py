@@ -8,6 +8,7 @@ metrics.
 Shapes: B samples, T tokens, D width, H heads, N = B T, V vocabulary.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,10 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dograph.bench.arms import Arm, Batches, BenchOptions, open_model
+from dograph.bench.arms import Arm, BenchOptions, open_model
 from dograph.models.build import PAD_TO
 from dograph.models.presets import PRESETS, Shape
 from dograph.train.step import Lap, Stopwatch, build_optimizer
+from dograph.types import Batch
+
+Batches = Callable[[int], Batch]  # by step
 
 
 def open_hand(

@@ -1,4 +1,7 @@
-"""Write docs/results.md from the committed figures: python -m benchmarks.results_page"""
+"""Write docs/results.md from the figures in benchmarks/results: python -m benchmarks.results_page
+
+Then say which figures there differ from the last commit, and which of them got worse.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,6 +13,7 @@ import yaml
 from benchmarks.evidence_arms import PARTS, PLANNED, PLANS, REPORTED_STEPS
 from benchmarks.measure import RESULTS
 from benchmarks.results_analyses import analyses, merging, reasons
+from benchmarks.results_changes import all_changes, report
 from benchmarks.results_pictures import ByArm, draw, draw_merging
 from benchmarks.results_tables import (
     Cells,
@@ -231,4 +235,4 @@ def _list(seeds: Sequence[int]) -> str:
 if __name__ == "__main__":
     figures, seen = committed()
     write_text(PAGE, page(figures, seen))
-    print(PAGE, *pictures(figures, seen), sep="\n")
+    print(PAGE, *pictures(figures, seen), *report(all_changes()), sep="\n")

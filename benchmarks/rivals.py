@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.hand import open_hand
-from dograph.bench.arms import Batches, BenchOptions, open_model, resolve_options
+from benchmarks.hand import Batches, open_hand
+from dograph.bench.arms import Arm, BenchOptions, open_model, resolve_options
 from dograph.bench.session import Session, arm_table, footnotes, held_bytes, release, spread
 from dograph.cli.console import open_console, split_settings
 from dograph.config import resolve_config
@@ -261,15 +261,25 @@ class Vmap(Rival):
 
 
 RIVALS: dict[str, type[Rival]] = {"loop": Loop, "vmap": Vmap, "opacus": Opacus}
+NUM_BATCHES = 4
 RIVAL_STEPS, RIVAL_SECONDS = 2, 8.0  # after which no further step is begun
 
 
-def measured(session: Session, kind: type[Rival], plain_ms: float) -> dict[str, Any]:
+def first_batches(session: Session) -> Batches:
+    """A few batches of the plain run, used in turn."""
+    assert session.plain.loader is not None
+    drawn = [session.plain.loader.load(step, ahead=False) for step in range(NUM_BATCHES)]
+    return lambda step: drawn[step % NUM_BATCHES]
+
+
+def measured(
+    session: Session, kind: type[Rival], batches: Batches, plain_ms: float
+) -> dict[str, Any]:
     """A few steps alone on the device; the ratio is of medians, counted by the sample."""
     options, held = session.options, held_bytes(session.device)
     if session.watch.on_gpu:
         torch.cuda.reset_peak_memory_stats(session.device)
-    rival = kind(options, session.batches, session.device)
+    rival = kind(options, batches, session.device)
     spent: list[float] = []
     begun = time.perf_counter()
     for turn in range(RIVAL_STEPS + 1):
@@ -304,7 +314,8 @@ def run(session: Session, *, hand: bool = True, whole: bool = False, rivals: boo
 
         def beside_plain() -> dict[str, Any]:
             found = session.beside_plain(
-                "hand", lambda: open_hand(options, session.batches, session.device, whole=whole)
+                "hand",
+                lambda: open_hand(options, first_batches(session), session.device, whole=whole),
             )
             speed = found["ratio"]["median"]
             return found | {"note": f"compiled: {how}; plain runs at {speed:.1%} of its speed"}
@@ -312,11 +323,12 @@ def run(session: Session, *, hand: bool = True, whole: bool = False, rivals: boo
         session.measure("hand", beside_plain)
 
     def measure_rivals() -> None:
-        plain_ms = session.plain_median()
-        del session.plain
+        plain_ms, batches = session.plain_median(), first_batches(session)
+        session.plain.close()
+        session.plain = Arm(lambda _: [], nn.Identity())  # frees the memory of the old one
         release(session.device)
         for name, kind in RIVALS.items():
-            session.measure(name, partial(measured, session, kind, plain_ms))
+            session.measure(name, partial(measured, session, kind, batches, plain_ms))
 
     session.run(*[measure_hand] * hand, *[measure_rivals] * rivals)
 

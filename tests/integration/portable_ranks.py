@@ -182,7 +182,8 @@ def rows(world):
 def rows_at_once(world):
     """Several tensors of one batch and the weights' way back, and how often ranks were asked."""
     rank = world.rank
-    with patch.object(dist, "all_gather", wraps=dist.all_gather) as asked:
+    gather = dist.all_gather_into_tensor
+    with patch.object(dist, "all_gather_into_tensor", wraps=gather) as asked:
         batch = WorldRows(rank, world.device)
         first = batch.gather(torch.full((rank, 2), rank))
         second = batch.gather(torch.arange(float(rank)))

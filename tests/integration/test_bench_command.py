@@ -50,6 +50,9 @@ def test_modes_have_ratios_floors_and_parts(measured):
         ratio = arm["ratio"]
         assert ratio["low"] <= ratio["median"] <= ratio["high"]
         assert ratio["blocks"] == arm["ms"]["steps"] == 10
+        run = arm["run"]
+        assert (run["steps"], run["segment_steps"], run["ratio"]["blocks"]) == (10, 10, 1)
+        assert run["ratio"]["median"] == pytest.approx(run["ms"] / run["plain_ms"])
         assert arm["floor_ms"]["total"] > 0
         assert arm["floor_ratio"] > 1
         assert list(arm["parts_ms"]) == ["forward", "sketch", "weigh", "deferred", "update"]
@@ -73,7 +76,10 @@ def test_the_table_has_a_row_for_each(measured):
     lines = [line.split() for line in result.stdout.splitlines()]
     rows = [line[0] for line in lines if line and line[0] in found["arms"]]
     assert rows[: len(found["arms"])] == list(found["arms"])
-    assert "over plain" in result.stdout
+    assert "in a run" in result.stdout
+    assert "full: {median:.3f} +- 0.000".format(**found["arms"]["full"]["run"]["ratio"]) in (
+        result.stdout
+    )
     assert "full: warm after" in result.stderr
 
 

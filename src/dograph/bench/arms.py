@@ -1,10 +1,13 @@
-"""What `dograph bench` measures: the trainer's own step, without a mixer and in each sketch mode.
+"""What `dograph bench` measures: a trainer of its own, without a mixer and in each sketch mode.
 
-Each of these steps is an `Arm`. All arms have the same model, initial weights and batches.
+Each of them is an `Arm`. All arms have the same model, initial weights and batches.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,22 +15,26 @@ import torch
 
 from dograph.choices import Accumulation
 from dograph.config import RunConfig, merge, parse_config, require_compatible, resolve_config
+from dograph.data.corpus import MANIFEST, Corpus
+from dograph.data.loader import Loader
+from dograph.data.options import PrepareOptions
+from dograph.data.pipeline import prepare
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.dograph import DoGraph
 from dograph.mixers.registry import build_mixer
 from dograph.models.build import build_model
-from dograph.models.loss import PerSampleLoss, compile_regions
+from dograph.models.loss import PerSampleLoss
 from dograph.models.presets import PRESETS
 from dograph.rng import stream
 from dograph.train.distributed import World
-from dograph.train.step import Lap, TrainStep, build_optimizer
-from dograph.types import Batch, SampleIds
+from dograph.train.step import Lap
+from dograph.train.trainer import Trainer, start_run
 
 LEAST_WARMUP_STEPS = 5
 WARMUP_STEPS = {"safe": 12}  # its domains are known after ten steps
-NUM_BATCHES = 4  # random ones, used in turn
+RANDOM_SOURCES = ("first", "second", "third")
 _GRAPHS = 64  # compiled graphs of one region: all arms share its code
-Batches = Callable[[int], Batch]  # by step
+RUN_STEPS, SLOW_RUN_STEPS, SLOW_STEP = 200, 60, 0.5  # the last: seconds of a slow one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +45,8 @@ class BenchOptions:
     recipe: str
     modes: tuple[str, ...]
     vocab_size: int
-    steps: int = 30
+    corpus: str | None = None  # None: random tokens
+    steps: int | None = None  # timed in a run; None: as many as `run_steps` says
     profile: bool = False
     peak_tflops: float | None = None
 
@@ -72,6 +80,11 @@ class BenchOptions:
     def warmup_steps(self) -> int:
         return WARMUP_STEPS.get(self.recipe, LEAST_WARMUP_STEPS)
 
+    def run_steps(self, seconds: float) -> int:
+        """Timed steps in a run: as many whole segments as hold those that were asked for."""
+        asked = self.steps or (RUN_STEPS if seconds < SLOW_STEP else SLOW_RUN_STEPS)
+        return -(-asked // self.run.log.every) * self.run.log.every
+
     def config(self, mode: str | None) -> RunConfig:
         """The configuration of an arm: DoGraph in a sketch mode, or None for a plain step."""
         values = self.run.model_dump(mode="json")
@@ -81,6 +94,8 @@ class BenchOptions:
         refresh = self.run.sketch.refresh or ("step" if self.recipe == "paper" else "never")
         sketch = {"mode": mode, "refresh": refresh}
         sketch |= {"accumulation": self.accumulates or "two_sweeps"}
+        if self.corpus is None:  # its sources have other names
+            values = merge(values, {"mixer": {"sampling": "natural"}})
         return parse_config(merge(values, {"sketch": sketch}), f"mode {mode}")
 
     def to_json(self) -> dict[str, Any]:
@@ -91,7 +106,8 @@ class BenchOptions:
         values |= {"micro_batch": train.micro_batch_size, "accumulation": self.accumulation}
         values |= {"modes": list(self.modes), "top_blocks": sketch.top_blocks}
         values |= {"recipe": self.recipe, "dim": sketch.dim, "steps": self.steps}
-        values |= {"corpus": None, "profile": self.profile, "peak_tflops": self.peak_tflops}
+        values |= {"corpus": self.corpus, "profile": self.profile}
+        values |= {"peak_tflops": self.peak_tflops}
         return values | {"seed": run.seed, "accumulates": self.accumulates}
 
 
@@ -105,6 +121,7 @@ _ON_CPU = ("model.preset=demo", "train.batch_size=8", "data.seq_len=128")
 _FIXED = (
     *("train.steps=1000000", "optim.lr=1e-6", "optim.lr_start=1e-6", "optim.lr_end=1e-6"),
     *("optim.warmup_steps=0", "train.shard=false", "train.activation_checkpointing=false"),
+    *("model.dropout=0", "log.sinks=[]"),
 )
 
 
@@ -136,28 +153,29 @@ def resolve_options(
         sketch = run.sketch.model_copy(update={"top_blocks": top_blocks})
         run = run.model_copy(update={"sketch": sketch})
     how["vocab_size"] = vocab_size or (50257 if on_gpu else 4096)
+    if vocab_size is None and (Path(run.data.corpus) / MANIFEST).is_file():
+        how |= {"corpus": run.data.corpus, "vocab_size": Corpus(run.data.corpus).vocab_size}
     recipe = DoGraph(**run.mixer.options).options.recipe
     return BenchOptions(run=run, recipe=recipe, modes=tuple(modes), **how)
 
 
-def open_batches(options: BenchOptions, device: torch.device) -> Batches:
-    """The batch of every step, the same for all arms."""
-    pin = device.type == "cuda"
-    batches = [_random_batch(options, i, pin=pin) for i in range(NUM_BATCHES)]
-    return lambda step: batches[step % NUM_BATCHES]
+def open_corpus(options: BenchOptions, folder: Path) -> Corpus:
+    """The corpus of the run, or random tokens, written to `folder`.
 
-
-def _random_batch(options: BenchOptions, number: int, *, pin: bool) -> Batch:
-    """Tokens with the frequencies of words, p ~ 1 / (rank + 2.7), so that embedding rows repeat."""
-    draw = stream(options.run.seed, "bench tokens", number)
-    share_V = 1 / (np.arange(options.vocab_size) + 2.7)
-    shape = num, _ = options.run.train.batch_size, options.run.data.seq_len
-    drawn_BT = draw.choice(options.vocab_size, size=shape, p=share_V / share_V.sum())
-    token_BT, source_B = torch.from_numpy(drawn_BT), torch.zeros(num, dtype=torch.int64)
-    if pin:
-        token_BT, source_B = token_BT.pin_memory(), source_B.pin_memory()
-    ids = SampleIds(*[np.zeros(num, dtype=np.int64)] * 5)
-    return Batch(token_BT=token_BT, source_B=source_B, ids=ids)
+    These have the frequencies of words, p ~ 1 / (rank + 2.7), so that embedding rows repeat.
+    """
+    if options.corpus is not None:
+        return Corpus(options.corpus)
+    kinds = min(options.vocab_size, 1 << 16)  # that two bytes can tell apart
+    share_V, size = 1 / (np.arange(kinds) + 2.7), max(1 << 18, 2 * options.run.tokens_per_step)
+    for source in RANDOM_SOURCES:
+        draw = stream(options.run.seed, "bench tokens", source)
+        token_N = draw.choice(kinds, size=size, p=share_V / share_V.sum()).astype(np.uint16)
+        token_N.tofile(folder / f"{source}.bin")
+    inputs = tuple(f"{source}={folder / source}.bin" for source in RANDOM_SOURCES)
+    out = folder / "corpus"
+    prepare(PrepareOptions(inputs=inputs, out=out, vocab_size=options.vocab_size))
+    return Corpus(out)
 
 
 @dataclass(slots=True)
@@ -166,6 +184,8 @@ class Arm:
 
     advance: Callable[[int], list[Lap]]
     model: PerSampleLoss
+    trainer: Trainer | None = None  # None: a loop by hand, which makes no run
+    loader: Loader | None = None
     done: int = 0
     ms: list[float] = field(default_factory=list)
     laps: list[list[Lap]] = field(default_factory=list)
@@ -174,6 +194,27 @@ class Arm:
         laps = self.advance(self.done)
         self.done += 1
         return laps
+
+    def segment(self, steps: int) -> tuple[float, list[float]]:
+        """Steps as a run makes them, up to and with the next write of the metrics.
+
+        Returns milliseconds of a step, and those that each step took to be queued on the device.
+        Only the write waits for the device, as in a run.
+        """
+        assert self.trainer is not None
+        assert self.loader is not None
+        marks = [time.perf_counter()]
+        for _ in range(steps):
+            self.trainer.advance(self.loader)
+            marks.append(time.perf_counter())
+        self.trainer.write_metrics()
+        ms = 1e3 * (time.perf_counter() - marks[0]) / steps
+        return ms, [1e3 * (end - start) for start, end in pairwise(marks)]
+
+    def close(self) -> None:
+        if self.trainer is not None and self.loader is not None:
+            self.loader.close()
+            self.trainer.files.close()
 
 
 def open_model(options: BenchOptions, device: torch.device) -> PerSampleLoss:
@@ -186,15 +227,22 @@ def open_model(options: BenchOptions, device: torch.device) -> PerSampleLoss:
 
 
 def open_arm(
-    options: BenchOptions, mode: str | None, batches: Batches, device: torch.device
+    options: BenchOptions, mode: str | None, corpus: Corpus, folder: Path, device: torch.device
 ) -> Arm:
-    """The trainer's own step, plain (None) or in a mode of the sketch."""
+    """A run that starts: plain (None) or in a mode of the sketch."""
     config = options.config(mode)
-    model = open_model(options, device)
     if config.train.compile:
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)
-        compile_regions(model)
-    mixer = build_mixer(config.mixer.name, config.mixer.options)
-    world = World(rank=0, size=1, device=device)
-    step = TrainStep(config, world, model, build_optimizer(model, config.optim), mixer)
-    return Arm(lambda done: step(batches(done), done).laps, model)
+    data = config.data.model_copy(update={"corpus": str(corpus.directory)})
+    config = config.model_copy(update={"data": data, "run": str(folder / f"run-{mode}")})
+    trainer = start_run(config, World(rank=0, size=1, device=device))
+    trainer.files.open(0)
+
+    loader = trainer.open_loader()
+
+    def advance(_: int) -> list[Lap]:
+        batch, step = loader.load(trainer.done), trainer.done
+        trainer.done += 1
+        return trainer.step(batch, step).laps
+
+    return Arm(advance, trainer.state.model, trainer, loader)

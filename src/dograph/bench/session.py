@@ -1,5 +1,7 @@
-"""A whole measurement: one arm after another, each alternating with a plain arm that stays loaded.
+"""A whole measurement: one arm after another, each next to a plain arm that stays loaded.
 
+The price in a run comes from segments of real training in the order plain, arm, arm, plain: loader
+and metrics included. The price in turns comes from single steps that alternate with plain ones.
 Results are passed to `save` after every arm, so that an interruption loses one arm at most.
 """
 
@@ -10,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -22,7 +25,7 @@ from dograph.bench import arms
 from dograph.bench.arms import Arm, BenchOptions
 from dograph.eval.recorded import number_table
 from dograph.stats import median_estimate, median_record
-from dograph.train.distributed import describe_environment
+from dograph.train.distributed import describe_environment, keep_freed_memory
 from dograph.train.forecast import Work, count_flops, extra_work
 from dograph.train.step import Lap, Stopwatch, milliseconds
 
@@ -39,11 +42,11 @@ PEAKS = {
     **{"A10G": 70.0, "A10": 125.0},
 }
 MACHINE_SECONDS = 0.2  # of each measurement of the machine
+TURNS = 30  # at most
 IN_A_ROW = 4  # steps
 UNTIMED = 2  # alternations before those that are timed
 PROFILED, TOP = 2, 10  # steps, kernels
-COLUMNS = ("ms", "over plain", "extra ms", "floor ms", "memory", "tokens/s", "MFU")
-SLOW_LAUNCH = 1.05  # ratio of steps in a row to alternating steps that gets a footnote
+COLUMNS = ("in a run", "in turns", "ms", "extra ms", "floor ms", "memory", "tokens/s", "MFU")
 
 
 def seconds_of(work: Callable[[], object], times: int, watch: Stopwatch) -> float:
@@ -177,6 +180,36 @@ def take_turns(arm: Arm, plain: Arm, steps: int, watch: Stopwatch) -> None:
         one.laps.append(laps)
 
 
+def run_segments(
+    arm: Arm, plain: Arm, steps: int, length: int, say: Callable[[str], None]
+) -> Findings:
+    """`steps` steps of each as in a run, in segments of `length` that end with the metrics written.
+
+    The figures are medians; the ratio is that of neighbouring segments.
+    """
+    for one in (plain, arm):  # to where metrics are due, then untimed
+        assert one.trainer is not None
+        one.segment(length - one.trainer.done % length)
+    spent: dict[int, list[float]] = {id(arm): [], id(plain): []}
+    host_ms: list[float] = []
+    for turn in range(steps // length):
+        for one in (arm, plain) if turn % 2 else (plain, arm):
+            ms, queued = one.segment(length)
+            spent[id(one)].append(ms)
+            host_ms += queued if one is arm else []
+        say(f"{(turn + 1) * length} of {steps} steps")
+    own, other = spent.values()
+    ratio = median_record(median_estimate([a / b for a, b in zip(own, other, strict=True)]))
+    return {
+        "ratio": ratio | {"half_width": (ratio["high"] - ratio["low"]) / 2},
+        "ms": statistics.median(own),
+        "plain_ms": statistics.median(other),
+        "host_ms": statistics.median(host_ms),
+        "steps": steps,
+        "segment_steps": length,
+    }
+
+
 def median_parts(laps: list[list[Lap]]) -> dict[str, float]:
     """Median milliseconds of every part of a step, by its name."""
     steps, parts = [milliseconds(one) for one in laps], {}
@@ -226,7 +259,8 @@ class Session:
             f"{self.machine['name']}: copies {self.machine['copy_bytes_per_second'] / 1e9:,.0f} "
             f"GB/s, multiplies {self.machine['matmul_flops_per_second'] / 1e12:,.2f} TFLOP/s"
         )
-        self.batches = arms.open_batches(options, self.device)
+        if self.device.type == "cpu":
+            keep_freed_memory()  # as a run does
         model = arms.open_model(options, torch.device("meta"))
         batch = options.run.train.batch_size
         flops = count_flops(model, batch, options.run.data.seq_len)
@@ -239,12 +273,16 @@ class Session:
             "flops_per_step": flops.step,
             "arms": {},
         }
-        for name in ("plain", *options.modes):
-            mode = None if name == "plain" else name
-            opened = partial(arms.open_arm, options, mode, self.batches, self.device)
-            self.measure(name, partial(self.beside_plain, name, opened))
-        for measure in others:
-            measure()
+        with TemporaryDirectory(prefix="dograph-bench-") as folder:
+            corpus = arms.open_corpus(options, Path(folder))
+            self.say(f"batches: {options.corpus or 'random tokens, no data.corpus is prepared'}")
+            for name in ("plain", *options.modes):
+                mode = None if name == "plain" else name
+                opened = partial(arms.open_arm, options, mode, corpus, Path(folder), self.device)
+                self.measure(name, partial(self.beside_plain, name, opened))
+            for measure in others:
+                measure()
+            self.plain.close()
         self.findings["complete"] = True
         self.save(self.findings)
 
@@ -264,6 +302,8 @@ class Session:
         seconds = time.perf_counter() - start
         self.findings["arms"][name] = result | {"seconds_spent": seconds}
         summary = result.get("error") or f"{result['ms']['median']:.2f} ms a step"
+        if "run" in result:
+            summary += f", {result['run']['ratio']['median']:.3f} of plain in a run"
         self.say(f"{name}: {summary} ({seconds:.1f} s)")
         self.save(self.findings)
 
@@ -277,10 +317,16 @@ class Session:
             self.plain = arm
             return result | self.speed(result["row_ms"]) | self._profiled(arm)
         warm = f"{name}: warm after {result['warmup_seconds']:.1f} s"
-        self.say(f"{warm}; {options.steps} turns with plain")
-        take_turns(arm, self.plain, options.steps, self.watch)
+        steps, turns = options.run_steps(result["row_ms"] / 1e3), min(options.steps or TURNS, TURNS)
+        if arm.trainer is not None:
+            self.say(f"{warm}; {steps} steps of a run, in segments with plain")
+            result["run"] = run_segments(
+                arm, self.plain, steps, options.run.log.every, lambda at: self.say(f"{name}: {at}")
+            )
+        self.say(f"{name}: {turns} turns with plain")
+        take_turns(arm, self.plain, turns, self.watch)
         median = self.plain_median()
-        plain_ms, result["ms"] = self.plain.ms[-options.steps :], spread(arm.ms)
+        plain_ms, result["ms"] = self.plain.ms[-turns:], spread(arm.ms)
         ratio = median_estimate([a / b for a, b in zip(arm.ms, plain_ms, strict=True)])
         result |= {
             **self.speed(result["ms"]["median"]),
@@ -291,6 +337,7 @@ class Session:
             **self.memory_ratio(result["peak_bytes"]),
             **self._profiled(arm),
         }
+        arm.close()
         if is_mode:
             work = extra_work(arm.model, options.config(name))
             rates = ("copy_bytes_per_second", "matmul_flops_per_second")
@@ -335,9 +382,12 @@ def arm_table(findings: Findings) -> Table:
         if "error" in arm:
             table.add_row(name, *[""] * len(COLUMNS), escape(arm["error"]))
             continue
-        ms, over, floor = arm["ms"]["median"], "1" if name == "plain" else "", ""
+        ms, floor = arm["ms"]["median"], ""
+        run, over = ("1" if name == "plain" else "" for _ in range(2))
+        exact = "{median:.3f} [{low:.3f}, {high:.3f}]"
+        if "run" in arm:
+            run = exact.format(**arm["run"]["ratio"])
         if "ratio" in arm:  # of a few steps alone there is no interval
-            exact = "{median:.3f} [{low:.3f}, {high:.3f}]"
             over = (exact if "low" in arm["ratio"] else "{median:.3g}").format(**arm["ratio"])
         if "floor_ms" in arm:
             floor = f"{arm['floor_ms']['total']:.2f} ({arm['floor_ratio']:.3f})"
@@ -347,8 +397,9 @@ def arm_table(findings: Findings) -> Table:
         parts = ", ".join(f"{part} {ms:.2f}" for part, ms in arm.get("parts_ms", {}).items())
         table.add_row(
             name,
-            f"{ms:.2f}",
+            run,
             over,
+            f"{ms:.2f}",
             f"{ms - arm['plain_ms']['median']:+.2f}" if "plain_ms" in arm else "",
             floor,
             memory,
@@ -363,13 +414,23 @@ def footnotes(findings: Findings) -> list[str]:
     device = findings["device"]
     notes = [
         f"MFU: of {device['peak_flops_per_second'] / 1e12:,.4g} TFLOP/s ({device['peak_from']})",
-        "over plain: median ratio of steps alternating with plain [95 % interval]",
+        "in a run: median ratio to plain of segments of training, loader and metrics included",
+        "in turns: median ratio to plain of single steps that alternate, which hides what the host",
+        "  needs to launch them; both with 95 % intervals; the other columns are of steps in turns",
     ]
     for name, arm in findings["arms"].items():
-        slower = arm["row_ms"] / arm["ms"]["median"] if {"ratio", "row_ms"} <= arm.keys() else 0
-        if slower > SLOW_LAUNCH:
+        if (run := arm.get("run")) is None:
+            continue
+        notes.append(
+            f"{name}: {run['ratio']['median']:.3f} +- {run['ratio']['half_width']:.3f} of plain in "
+            f"a run ({run['steps']} steps in segments of {run['segment_steps']}), "
+            f"{run['ms']:.2f} ms a step; plain {run['plain_ms']:.2f}"
+        )
+        if arm["peak_bytes"] is not None:  # a GPU, which works while the host launches
+            host, device_ms = run["host_ms"], arm["ms"]["median"]
+            slower = ", so that it waits for the host" if host > device_ms else ""
             notes.append(
-                f"{name}: {arm['row_ms']:.2f} ms per step in a row, {slower:.2f} times the "
-                "alternating ones: kernel launches, or noise of the machine, slow it down"
+                f"  the host launches a step in {host:.2f} ms, the device needs {device_ms:.2f} ms "
+                f"for one{slower}"
             )
     return notes

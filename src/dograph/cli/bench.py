@@ -1,4 +1,4 @@
-"""dograph bench: the cost of a step in each sketch mode, relative to a plain step."""
+"""dograph bench: the price of training in each sketch mode, relative to plain training."""
 
 from pathlib import Path
 from typing import Any
@@ -15,21 +15,26 @@ def bench(
         None,
         "the run whose step is measured, as in `dograph train`. Without CONFIG: recipe paper; on a "
         "GPU gpt2-small with 48 x 512 tokens, bfloat16, compiled; on a CPU demo with 8 x 128 "
-        "tokens. Tokens are random, whatever data.corpus is. Never with train.shard or "
-        "train.activation_checkpointing",
+        "tokens. Batches are those of data.corpus if it is a prepared corpus, otherwise of random "
+        "tokens. Never with train.shard or train.activation_checkpointing",
         console.CONFIG,
     ),
     modes: str = option("full,topdown,head,exact,twopass", "sketch modes; none: only plain"),
-    steps: int = option(30, "timed steps of each mode; fewer give wider intervals", min=10),
-    vocab_size: int | None = option(None, "default: 50257; CPU 4096", min=2),
+    steps: int | None = option(
+        None,
+        "timed steps of each mode in a run (default: 200; 60 where one takes over 0.5 s)",
+        min=10,
+    ),
+    vocab_size: int | None = option(None, "of random tokens (default: 50257; CPU 4096)", min=2),
     profile: bool = option(False, "also list the ten longest kernels", "--profile"),
     peak_tflops: float | None = option(None, "peak, for MFU (default: data sheet)", min=1e-6),
     out: Path = option(Path("bench.json"), "file for the results"),
 ) -> None:
-    """Measure the time and memory of a step in each sketch mode, relative to a plain step.
+    """Measure the time and memory of training in each sketch mode, relative to plain training.
 
-    Every mode alternates with a plain step of the same model, batch and precision: the table has
-    the median ratio with its interval, and the lower bound that bytes and FLOPs set on this device.
+    Segments of a run in every mode alternate with those of a plain run of the same model and
+    batches, loader and metrics included: the table has the median ratio with its interval. Beside
+    it: that of single steps in turns, and the lower bound that bytes and FLOPs set.
 
     \b
     dograph bench                                     minutes on a laptop CPU

@@ -101,9 +101,11 @@ def _restarted(space: _Space, race_MRLB: Tensor, iterations: int) -> tuple[Tenso
     label_RB = _plus_plus(space, race_MRLB)
     for left in reversed(range(iterations)):
         score_RBM = _scores(space, label_RB, num_domains)
-        label_RB = score_RBM.argmin(dim=-1)
+        before_RB, label_RB = label_RB, score_RBM.argmin(dim=-1)
         if left % REFILL_EVERY == 0:
             label_RB = _fill_empty(space, label_RB, score_RBM)
+        elif _has_settled(space, before_RB, label_RB, score_RBM):
+            break
     score_RBM = _scores(space, label_RB, num_domains)
     return label_RB, _own_distances(space, label_RB, score_RBM).sum(dim=1)
 
@@ -166,6 +168,13 @@ def _fill_empty(space: _Space, label_RB: Tensor, score_RBM: Tensor) -> Tensor:
     return torch.where(takes_RBM.any(dim=2), (takes_RBM * domain_M).sum(dim=2), label_RB)
 
 
+def _has_settled(space: _Space, before_RB: Tensor, label_RB: Tensor, score_RBM: Tensor) -> bool:
+    """Whether no later iteration changes a label; unknown on a GPU, which would have to wait."""
+    if label_RB.device.type != "cpu" or not torch.equal(before_RB, label_RB):
+        return False
+    return torch.equal(_fill_empty(space, label_RB, score_RBM), label_RB)
+
+
 def _by_size(label_B: Tensor, finite_B: Tensor, num_domains: int) -> Tensor:
     """The same domains numbered by decreasing size, equal ones by their first sample."""
     size = len(label_B)
@@ -184,20 +193,21 @@ class KMeans:
 
     Plain K-means clusters the samples centred on their mean; `normalise` divides each by its norm
     instead and assigns by the cosine to a domain's mean direction (spherical K-means). At most one
-    domain per sample. The same samples in another order give the same domains: random draws depend
-    on the samples' values, not on their places. Rows that are not finite do not count in centroids
-    and get label 0; zero rows do not count in spherical K-means. An empty domain restarts at the
-    farthest sample.
+    domain for `samples_per_domain` samples. The same samples in another order give the same
+    domains: random draws depend on the samples' values, not on their places. Rows that are not
+    finite do not count in centroids and get label 0; zero rows do not count in spherical K-means.
+    An empty domain restarts at the farthest sample.
     """
 
     num_domains: int
     normalise: bool = False
     restarts: int = 16
     seed: int = 0
+    samples_per_domain: int = 1
     iterations: int = ITERATIONS
 
     def __post_init__(self) -> None:
-        for name in ("num_domains", "restarts", "iterations"):
+        for name in ("num_domains", "restarts", "samples_per_domain", "iterations"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
 
@@ -207,8 +217,7 @@ class KMeans:
 
     def cluster(self, point_BK: Tensor, generator: torch.Generator) -> Clustering:
         dtype = torch.promote_types(point_BK.dtype, torch.float32)
-        num_domains = min(self.num_domains, len(point_BK))
-        assert num_domains > 0, "a batch has samples"
+        num_domains = self._number(len(point_BK))
         order_B, point_BK, finite_B = _in_order_of_value(point_BK.detach().double())
         space = _space(point_BK @ point_BK.T, finite_B, self.normalise)
         race_MRLB = races(len(point_BK), num_domains, self.restarts, generator)
@@ -227,7 +236,7 @@ class KMeans:
 
         batch = sorted_space(sketch_BK.detach(), self.normalise, SAME, RATIO)
         size, generator = len(sketch_BK), self._generator(step, sketch_BK.device)
-        race_MRLB = races(size, min(self.num_domains, size), self.restarts, generator)
+        race_MRLB = races(size, self._number(size), self.restarts, generator)
         space = _Space(batch.gram_BB, batch.weight_B, batch.rounding_B, self.normalise)
         label_RB, inertia_R = _restarted(space, race_MRLB, self.iterations)
         dtype = torch.promote_types(sketch_BK.dtype, torch.float32)
@@ -238,6 +247,11 @@ class KMeans:
         if self.normalise:
             point_BK = F.normalize(point_BK, eps=SMALLEST_NORM)
         return domain_means(point_BK, label_B, self.num_domains)
+
+    def _number(self, num_samples: int) -> int:
+        """Domains of so many samples."""
+        assert num_samples > 0, "a batch has samples"
+        return min(self.num_domains, max(num_samples // self.samples_per_domain, 1))
 
     def _generator(self, step: int, device: torch.device) -> torch.Generator:
         return torch.Generator(device).manual_seed(key64(self.seed, "kmeans", step) >> 1)

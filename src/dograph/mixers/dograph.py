@@ -38,12 +38,12 @@ _PAPER: dict[str, Any] = {
     "min_effective_fraction": None,
     "warmup_ratio": 0.0,
 }
-LEAST_SAMPLES = 4  # of a domain, without a warning
+LEAST_SAMPLES = 4  # of a domain: in a default number of domains, and without a warning
 _EQUAL_DOMAINS = {"name": "precision", "q": 0.0}  # w_j = |D_j| / n
 # The defaults of `DoGraphOptions` that a recipe changes. What they are for: `dograph.choices`.
 RECIPES: dict[str, dict[str, Any]] = {
     "safe": {},
-    "paper": _PAPER,
+    "paper": _PAPER | {"num_domains": 11},  # of small batches too
     "recommended": _PAPER | {"objective": "precision"},
     "inverse-norm": _PAPER | {"objective": _EQUAL_DOMAINS, "normalize_gradients": True},
 }
@@ -55,7 +55,9 @@ class DoGraphOptions(Options):
     owner: ClassVar[str] = "dograph"
 
     recipe: str = Field(DEFAULT_RECIPE, description="a named set of the options below")
-    num_domains: int = Field(11, ge=1, description="m, the number of domains")
+    num_domains: int = Field(
+        11, ge=1, description="m; if not set, scope batch has at most a domain for 4 samples"
+    )
     scope: Literal["batch", "period", "stream"] = Field(
         "stream", description="how long domains last"
     )
@@ -113,9 +115,15 @@ class DoGraphOptions(Options):
             )
         return self
 
+    @property
+    def samples_per_domain(self) -> int:
+        """The number of domains follows the batch unless it was set."""
+        follows = self.scope == "batch" and "num_domains" not in self.model_fields_set
+        return LEAST_SAMPLES if follows else 1
+
     def open_scope(self) -> Scope:
-        spherical = self.spherical_kmeans or self.scope == "stream"
-        cluster = KMeans(self.num_domains, spherical, self.kmeans_restarts, self.seed)
+        spherical, each = self.spherical_kmeans or self.scope == "stream", self.samples_per_domain
+        cluster = KMeans(self.num_domains, spherical, self.kmeans_restarts, self.seed, each)
         if self.scope == "stream":
             return StreamScope(cluster, half_life=self.half_life)
         return Scope(cluster) if self.scope == "batch" else PeriodScope(cluster, self.period_steps)
@@ -310,7 +318,8 @@ class DoGraph(Mixer):
             "remixing": self.remixing.state_dict(),
         }
         state = {f"{part}:{n}": value for part, own in parts.items() for n, value in own.items()}
-        return {**state, "warmup_steps": self.warmup_steps}
+        each = self.scope.cluster.samples_per_domain
+        return {**state, "warmup_steps": self.warmup_steps, "samples_per_domain": each}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         def part(name: str) -> dict[str, Any]:
@@ -318,6 +327,8 @@ class DoGraph(Mixer):
 
         recent, self.warmup_steps = part("recent:"), state["warmup_steps"]
         self.num_sources, self.recent = recent["num_sources"], _batches(recent)
+        # Runs from before the number of domains followed the batch go on as they began.
+        self.scope.cluster.samples_per_domain = state.get("samples_per_domain", 1)
         self.scope.load_state_dict(part("scope:"))
         self.remixing.load_state_dict(part("remixing:"))
 
@@ -364,7 +375,8 @@ class DoGraph(Mixer):
 
     def cautions(self, config: RunConfig) -> list[str]:
         size, domains = config.train.batch_size, self.options.num_domains
-        if (each := size * self.fit_steps / domains) >= LEAST_SAMPLES:
+        each = size * self.fit_steps / domains
+        if each >= LEAST_SAMPLES or self.options.samples_per_domain > 1:
             return []
         return [
             f"mixer.num_domains={domains} with train.batch_size={size} leaves {each:.1f} samples "
@@ -459,9 +471,10 @@ class DoGraph(Mixer):
         if isinstance(objective, Mapping):
             rest = dict(objective)
             objective = with_options(str(rest.pop("name")), rest)
+        most = "at most " if chosen.samples_per_domain > 1 else ""
         return (
-            f"{name}, recipe {with_options(chosen.recipe, given)}: {chosen.num_domains} domains, "
-            f"objective {objective}, scope {chosen.scope}"
+            f"{name}, recipe {with_options(chosen.recipe, given)}: {most}{chosen.num_domains} "
+            f"domains, objective {objective}, scope {chosen.scope}"
         )
 
 

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dograph.errors import ConfigError
-from dograph.sketch.gradients import Gradients, add_product, add_rows, scaled
+from dograph.sketch.gradients import Gradients, add_product, add_rows, multiplied, scaled
 
 NormKind = Literal["layer", "rms", "rms in float32"]
 
@@ -334,7 +334,7 @@ class MatrixRule(Rule):
     def sketch(self, left: Tensor, right: Tensor, projection: tuple[Tensor, ...]) -> Tensor:
         rows, columns = self.by_axis(left, right)
         row_Rq, col_Cp = (side.to(left.dtype) for side in projection)
-        return summed_products(rows @ row_Rq, columns @ col_Cp)
+        return summed_products(multiplied(rows, row_Rq), multiplied(columns, col_Cp))
 
     def vector(self, seen: Tensor, grad: Tensor) -> Tensor:
         return over_tokens(self.by_sample(grad))
@@ -398,7 +398,7 @@ class EmbeddingRule(Rule):
     def sketch(self, left: Tensor, right: Tensor, projection: tuple[Tensor, ...]) -> Tensor:
         row_Rq, col_Cp = projection
         right = right.to(col_Cp.dtype)
-        return summed_products(F.embedding(left.long(), row_Rq), right @ col_Cp)
+        return summed_products(F.embedding(left.long(), row_Rq), multiplied(right, col_Cp))
 
     def add_weighted(self, left: Tensor, right: Tensor, times_B: Tensor) -> None:
         row_ND = scaled(right, times_B).flatten(0, 1)

@@ -6,6 +6,7 @@ into the parts they belong to. A step computes what it computes with DDP. Forwar
 reading the state gather from all ranks, so all ranks must do them together (docs/decisions/027).
 """
 
+import ctypes
 import os
 import platform
 import resource
@@ -117,6 +118,8 @@ def open_world(device: str) -> Iterator[World]:
     on_gpu = world.device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(world.device)
+    else:
+        keep_freed_memory()
     if size > 1:  # a long timeout: ranks wait while the first one writes a large checkpoint
         dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(hours=2))
     try:
@@ -127,6 +130,19 @@ def open_world(device: str) -> Iterator[World]:
             # it while it waits for these threads to end: a deadlock (pytorch/pytorch#56297).
             time.sleep(0.0 if on_gpu else 0.2)
             dist.destroy_process_group()
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that it frees: every step allocates the same again.
+
+    The C library of Linux returns blocks of over 32 MB, such as logits, as soon as they are freed,
+    and for the next step the system clears every page again: a quarter of the CPU time of a small
+    model's step (docs/log.md).
+    """
+    threshold_of_trimming, threshold_of_mapping, most = -1, -3, (1 << 31) - 1
+    with suppress(AttributeError):  # another C library
+        for option in (threshold_of_trimming, threshold_of_mapping):
+            ctypes.CDLL(None).mallopt(option, most)
 
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:

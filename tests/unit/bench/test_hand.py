@@ -4,7 +4,8 @@ import pytest
 import torch
 from benchmarks.hand import HandModel, copy_weights, open_hand
 
-from dograph.bench.arms import open_batches, open_model, resolve_options
+from bench_batches import batches_of
+from dograph.bench.arms import open_model, resolve_options
 from dograph.models.presets import PRESETS
 
 CPU = torch.device("cpu")
@@ -23,7 +24,7 @@ def test_same_size_same_loss_same_gradient(preset):
     copy_weights(hand, model.model)
     count = [sum(p.numel() for p in m.parameters()) for m in (hand, model)]
     assert count[0] == count[1]
-    token_BT = open_batches(options, CPU)(0).token_BT
+    token_BT = batches_of(options)(0).token_BT
     ours, theirs = hand(token_BT), model(token_BT).mean()
     assert abs(ours.item() / theirs.item() - 1) < 1e-5
     ours.backward()
@@ -39,7 +40,7 @@ def test_micro_batches_add_up():
     trained = []
     for more in ([], ["train.micro_batch_size=2"]):
         chosen = resolve_options(CPU, [], [*shape, *more], vocab_size=512)
-        arm = open_hand(chosen, open_batches(chosen, CPU), CPU)
+        arm = open_hand(chosen, batches_of(chosen), CPU)
         before = arm.model.tokens.weight.detach().clone()
         laps = arm.step()
         assert list(dict.fromkeys(name for name, *_ in laps)) == ["forward", "backward", "update"]

@@ -1,7 +1,8 @@
+import numpy as np
 import pytest
 import torch
 
-from dograph.bench.arms import resolve_options
+from dograph.bench.arms import open_corpus, resolve_options
 from dograph.errors import ConfigError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -20,7 +21,7 @@ def test_defaults_suit_the_device():
     small, large = options(modes=["full"]), options(modes=["full"], device=GPU)
     assert chosen(small, "model", "dtype", "compile") == ("demo", "float32", False)
     sizes = ("seq_len", "batch", "vocab_size", "dim", "steps")
-    assert chosen(small, *sizes) == (128, 8, 4096, 5120, 30)
+    assert chosen(small, *sizes) == (128, 8, 4096, 5120, None)
     assert chosen(large, "model", "batch", "seq_len") == ("gpt2-small", 48, 512)
     assert chosen(large, "dtype", "compile", "vocab_size") == ("bfloat16", True, 50257)
     assert chosen(options("train.compile=false", device=GPU), "compile") == (False,)
@@ -45,6 +46,29 @@ def test_the_file_has_every_choice():
         *("accumulation", "modes", "top_blocks", "recipe", "dim", "steps", "corpus", "profile"),
         *("peak_tflops", "seed", "accumulates"),
     ]
+
+
+def test_a_prepared_corpus_gives_the_batches(tmp_path):
+    corpus = open_corpus(options("model.preset=tiny", vocab_size=70), tmp_path)
+    found = options(f"data.corpus={corpus.directory}")
+    assert chosen(found, "corpus", "vocab_size") == (str(corpus.directory), 70)
+    asked = options(f"data.corpus={corpus.directory}", vocab_size=80)
+    assert chosen(asked, "corpus", "vocab_size") == (None, 80)
+    assert open_corpus(found, tmp_path).digest == corpus.digest
+
+
+def test_random_tokens_have_several_sources_and_stay_in_the_vocabulary(tmp_path):
+    corpus = open_corpus(options("model.preset=tiny", vocab_size=70), tmp_path)
+    assert len(corpus.sources) == len(corpus.train) == 3
+    counts = [np.bincount(stratum.token_N, minlength=70) for stratum in corpus.train]
+    assert all(len(count) == 70 and count[0] > 5 * count[40] > 0 for count in counts)
+    assert not np.array_equal(*counts[:2])
+
+
+def test_slow_steps_are_timed_less_often_and_segments_are_whole():
+    assert (options().run_steps(0.4), options().run_steps(0.6)) == (200, 60)
+    assert options(steps=31).run_steps(0.4) == 40
+    assert options("log.every=25", steps=31).run_steps(0.6) == 50
 
 
 def test_the_paper_draws_a_projection_every_step_and_safe_keeps_it():

@@ -4,7 +4,8 @@ import pytest
 import torch
 from benchmarks.rivals import Loop, Opacus, Rival, Vmap
 
-from dograph.bench.arms import open_batches, resolve_options
+from bench_batches import batches_of
+from dograph.bench.arms import resolve_options
 from dograph.sketch.sketcher import Sketcher
 
 CPU = torch.device("cpu")
@@ -14,7 +15,7 @@ def opened(kind, preset, dtype="float32"):
     shape = [f"model.preset={preset}", "train.batch_size=3", "data.seq_len=16"]
     shape += ["sketch.dim=80", f"train.dtype={dtype}"]
     options = resolve_options(CPU, [], shape, vocab_size=500)
-    return kind(options, open_batches(options, CPU), CPU)
+    return kind(options, batches_of(options), CPU)
 
 
 def tokens(rival):

@@ -3,7 +3,14 @@ import time
 import torch
 
 from dograph.bench.arms import Arm
-from dograph.bench.session import IN_A_ROW, UNTIMED, median_parts, steps_alone, take_turns
+from dograph.bench.session import (
+    IN_A_ROW,
+    UNTIMED,
+    median_parts,
+    run_segments,
+    steps_alone,
+    take_turns,
+)
 from dograph.train.step import Stopwatch
 
 CPU = torch.device("cpu")
@@ -54,3 +61,44 @@ def test_the_clock_of_a_cpu_is_in_seconds():
     time.sleep(0.01)
     end, stop = time.perf_counter(), watch.mark()
     assert end - begin <= stop - start <= time.perf_counter() - before
+
+
+class Run:
+    """In place of a trainer: sleeps, and notes what it is asked to do."""
+
+    def __init__(self, name, seconds, done, order):
+        self.name, self.seconds, self.done, self.order = name, seconds, done, order
+
+    def advance(self, loader):
+        time.sleep(self.seconds)
+        self.done += 1
+        self.order.append(self.name)
+
+    def write_metrics(self):
+        self.order.append(f"{self.name} writes at {self.done}")
+
+
+def test_segments_of_two_runs_alternate_and_end_where_metrics_are_due():
+    order, arms = [], {}
+    for name, seconds, done in (("mode", 0.02, 7), ("plain", 0.004, 12)):
+        run = Run(name, seconds, done, order)
+        arms[name] = Arm(None, torch.nn.Identity(), run, object())
+    said = []
+    found = run_segments(arms["mode"], arms["plain"], 20, 5, said.append)
+    assert said == [f"{done} of 20 steps" for done in (5, 10, 15, 20)]
+    writes = [line.split(" writes at ") for line in order if "writes" in line]
+    assert [name for name, _ in writes] == [
+        "plain",
+        "mode",
+        *["plain", "mode", "mode", "plain"] * 2,
+    ]
+    assert [int(done) for name, done in writes if name == "mode"] == [10, 15, 20, 25, 30]
+    assert [int(done) for name, done in writes if name == "plain"] == [15, 20, 25, 30, 35]
+    assert (found["steps"], found["segment_steps"], found["ratio"]["blocks"]) == (20, 5, 4)
+    assert found["ms"] >= 20
+    assert 4 <= found["plain_ms"] < 20
+    assert found["host_ms"] >= 20
+    ratio = found["ratio"]
+    assert ratio["low"] <= ratio["median"] <= ratio["high"]
+    assert ratio["half_width"] == (ratio["high"] - ratio["low"]) / 2
+    assert 1 < ratio["median"] < 5.1

@@ -47,7 +47,7 @@ def test_a_dry_run_says_that_ranks_share_the_state_and_refuses_what_they_cannot(
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ([], "recipe recommended: 11 domains, objective precision, scope batch"),
+        ([], "recipe recommended: at most 11 domains, objective precision, scope batch"),
         (["mixer.recipe=paper"], "recipe paper: 11 domains, objective uncertainty, scope batch"),
         (["mixer.recipe=safe"], "recipe safe: 11 domains, objective precision, scope stream"),
         (

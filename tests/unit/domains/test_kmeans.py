@@ -4,6 +4,7 @@ import torch
 from sklearn.cluster import KMeans as SklearnKMeans
 from sklearn.metrics import adjusted_rand_score
 
+from dograph.domains import kmeans
 from dograph.domains.kmeans import KMeans, _fill_empty, _Space
 from dograph.errors import ConfigError
 
@@ -213,6 +214,32 @@ def test_empty_domains_come_back(monkeypatch, normalise):
     assert many_B.unique().tolist() == list(range(7))
     last_B = cluster(point_BK, 7, normalise=normalise, iterations=1).label_B
     assert last_B.unique().tolist() == list(range(7)), "the last iteration did not look"
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("kind", ["noise", "groups", "long rows"])
+def test_settled_labels_are_those_of_all_iterations(monkeypatch, normalise, kind):
+    """On a CPU it stops early, on a GPU it does not; also where domains run empty."""
+    settled, stops = kmeans._has_settled, []
+
+    def all_in_two(space, race_MRLB):
+        return torch.arange(len(space.weight_B)).expand(race_MRLB.shape[1], -1) % 2
+
+    def watched(*given):
+        stops.append(settled(*given))
+        return stops[-1]
+
+    for start in (kmeans._plus_plus, all_in_two):
+        monkeypatch.setattr(kmeans, "_plus_plus", start)
+        for seed in range(5):
+            point_BK = gradient_like(seed, kind)
+            monkeypatch.setattr(kmeans, "_has_settled", lambda *_: False)
+            whole = cluster(point_BK, 11, normalise=normalise)
+            monkeypatch.setattr(kmeans, "_has_settled", watched)
+            early = cluster(point_BK, 11, normalise=normalise)
+            assert torch.equal(early.label_B, whole.label_B)
+            assert torch.equal(early.inertia, whole.inertia)
+    assert any(stops)
 
 
 def test_ties_go_to_the_lowest_index():

@@ -5,6 +5,7 @@ import torch
 
 from dograph.errors import ConfigError
 from dograph.mixers.dograph import DoGraph, DoGraphOptions
+from dograph.types import Signals
 from dograph_batches import SIZE, Lab, batch
 
 
@@ -106,3 +107,26 @@ def test_a_resumed_run_has_the_warm_up_of_its_start():
     first.plan(Lab({"a": 100}, steps=200))
     second.load_state_dict(first.state_dict())
     assert second.warmup_steps == 10
+
+
+def num_domains(size: int, **options) -> int:
+    """Domains that a batch of random sketches gets."""
+    draw = torch.Generator().manual_seed(0)
+    mixer, sketch_BK = DoGraph(**options), torch.randn(size, 32, generator=draw)
+    mixer.weigh(Signals(step=0, num_samples=size, sketch_BK=sketch_BK))
+    return int(mixer.domains.present_M.sum())
+
+
+@pytest.mark.parametrize(("size", "domains"), [(3, 1), (4, 1), (16, 4), (43, 10), (48, 11)])
+def test_a_number_of_domains_that_nobody_set_follows_the_batch(size, domains):
+    assert num_domains(size) == domains
+    assert num_domains(size, num_domains=11) == min(size, 11)
+    assert num_domains(size, recipe="paper") == min(size, 11)
+
+
+def test_a_run_from_before_the_number_followed_the_batch_goes_on_as_it_began():
+    state = DoGraph().state_dict()
+    for old, each in ((state, 4), ({n: state[n] for n in state if n != "samples_per_domain"}, 1)):
+        mixer = DoGraph()
+        mixer.load_state_dict(old)
+        assert mixer.scope.cluster.samples_per_domain == each

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dograph.sketch import gradients
 from dograph.sketch.sketcher import Sketcher
 
 MATMULS = ("mm", "addmm", "bmm", "baddbmm")
@@ -98,3 +99,42 @@ def test_topdown_makes_no_weight_gradient_above_the_cut_and_is_plain_below(tiny,
     assert not products(sketching.plain, weight_shapes(model))
     # The head and the block above the cut: 5 weight gradients. The block below: 4, and 4 inputs'.
     assert weighting.counts == (5 + 8, 4)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("narrow", "broad"), [(80, 640), (640, 80), (128, 128)])
+def test_large_products_by_onednn(narrow, broad, threads):
+    """Exact to rounding, the same every time, and in the memory layout of PyTorch's own."""
+    generator = torch.Generator().manual_seed(0)
+    first_BTx = torch.randn(4, 256, narrow, generator=generator)
+    second_BTy = torch.randn(4, 256, broad, generator=generator)
+    matrix_xy = torch.randn(narrow, broad, generator=generator)
+    first_Nx, second_Ny = first_BTx.flatten(0, 1), second_BTy.flatten(0, 1)
+    assert gradients.suits_onednn(first_Nx, second_Ny) == torch.backends.mkldnn.is_available()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        results = [
+            (
+                gradients.multiplied(first_BTx, matrix_xy),
+                gradients.summed_over_rows(first_Nx, second_Ny),
+            )
+            for _ in range(2)
+        ]
+    finally:
+        torch.set_num_threads(before)
+    exact = first_BTx.double() @ matrix_xy.double(), first_Nx.double().T @ second_Ny.double()
+    for result, again, wanted in zip(*results, exact, strict=True):
+        assert torch.equal(result, again)
+        assert result.dtype == torch.float32
+        assert result.is_contiguous()
+        torch.testing.assert_close(result.double(), wanted, rtol=0, atol=2e-4)
+
+
+def test_other_products_are_pytorchs_own():
+    """Small ones, where a call of oneDNN costs more than it saves, and other precisions."""
+    for size, dtype in ((64, torch.float32), (512, torch.float64), (512, torch.bfloat16)):
+        first, second = (torch.randn(size, size, dtype=dtype) for _ in range(2))
+        assert not gradients.suits_onednn(first, second)
+        assert torch.equal(gradients.multiplied(first, second), first @ second)
+        assert torch.equal(gradients.summed_over_rows(first, second), first.T @ second)
