@@ -56,8 +56,22 @@ class NoiseScale(nn.Module):
         if self.sources and source_B is None:
             raise ConfigError(f"give the sources of the samples, indices into {self.sources}")
         with torch.no_grad(), torch.autocast(sketch_BK.device.type, enabled=False):
-            source_S = torch.arange(len(self.sources), device=sketch_BK.device)
-            self._add(*batch_moments(sketch_BK.float(), source_B, source_S))
+            self._add(*self._moments(sketch_BK.float(), source_B))
+
+    def _moments(self, sketch_BK: Tensor, source_B: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Number of samples, and G2 and S2, of the batch and of each source in it."""
+        member_RB = sketch_BK.new_ones(1, len(sketch_BK))
+        if source_B is not None and self.sources:
+            source_S1 = torch.arange(len(self.sources), device=sketch_BK.device)[:, None]
+            own_SB = source_B.to(sketch_BK.device, non_blocking=True) == source_S1
+            member_RB = torch.cat([member_RB, own_SB.to(member_RB)])
+        count_R = member_RB.sum(dim=1).double()
+        least_R = count_R.clamp_min(2)  # of fewer samples the result is not used
+        mean_square_R = (member_RB @ sketch_BK).double().square().sum(dim=1) / least_R**2
+        square_R = (member_RB @ sketch_BK.square().sum(dim=1)).double() / least_R
+        signal_R = (least_R * mean_square_R - square_R) / (least_R - 1)
+        noise_R = (square_R - mean_square_R) * least_R / (least_R - 1)
+        return count_R, torch.stack([signal_R, noise_R], dim=1)
 
     def _add(self, count_R: Tensor, new_R2: Tensor) -> None:
         state_R9 = self.state_R9 = self.state_R9.to(count_R.device)
@@ -92,23 +106,6 @@ def measured_parameters(sketch: SketchConfig) -> str:
     parts = {"head": "the output layer", "topdown": f"the top {sketch.top_blocks} blocks and above"}
     left_out = f" without {', '.join(sketch.exclude)}" if sketch.exclude else ""
     return parts.get(sketch.mode, "all parameters") + left_out
-
-
-def batch_moments(
-    sketch_BK: Tensor, source_B: Tensor | None, source_S: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Number of samples, and G2 and S2, of the batch and of the samples of each source in it."""
-    member_RB = sketch_BK.new_ones(1, len(sketch_BK))
-    if source_B is not None and len(source_S):
-        own_SB = source_B.to(sketch_BK.device, non_blocking=True) == source_S[:, None]
-        member_RB = torch.cat([member_RB, own_SB.to(member_RB)])
-    count_R = member_RB.sum(dim=1).double()
-    least_R = count_R.clamp_min(2)  # of fewer samples the result is not used
-    mean_square_R = (member_RB @ sketch_BK).double().square().sum(dim=1) / least_R**2
-    square_R = (member_RB @ sketch_BK.square().sum(dim=1)).double() / least_R
-    signal_R = (least_R * mean_square_R - square_R) / (least_R - 1)
-    noise_R = (square_R - mean_square_R) * least_R / (least_R - 1)
-    return count_R, torch.stack([signal_R, noise_R], dim=1)
 
 
 def noise_scale(
