@@ -113,7 +113,7 @@ def open_scorer(
         )
     return Scorer(
         model=PerSampleLoss(model.to(device).eval(), model.config.vocab_size),
-        encoder=PromptEncoder.of(tokenizer, corpus.manifest.tokenizer.eot_id if corpus else None),
+        encoder=PromptEncoder(tokenizer, corpus.manifest.tokenizer.eot_id if corpus else None),
         max_length=length or min(trained_length or positions, positions),
         batch_size=request.batch_size,
     )

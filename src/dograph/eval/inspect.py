@@ -385,6 +385,7 @@ def pairwise_mmd(
     group_N = group_N.to(kernel_NN.device)
     rows = [torch.nonzero(group_N == group)[:, 0] for group in range(num_groups)]
     spread_G = [float(centred_NK[row].var(dim=0).sum()) for row in rows]
+    rounding = ROUNDING * float(kernel_NN.diagonal().mean())
     pairs: dict[tuple[int, int], PairMMD] = {}
     for g, h in combinations(range(num_groups), 2):
         pooled_P = torch.cat([rows[g], rows[h]])
@@ -395,9 +396,10 @@ def pairwise_mmd(
         generator.permuted(labelling_RP[1:], axis=1, out=labelling_RP[1:])
         first_RP = torch.from_numpy(labelling_RP).to(kernel_PP.device)
         value_R = _statistics(kernel_PP, first_RP)
-        as_large = int((value_R[1:] >= value_R[0] - _rounding(kernel_PP)).sum())
+        least = value_R[0] - ROUNDING * kernel_PP.diagonal().mean()
+        as_large = int((value_R[1:] >= least).sum())
         distance = float(value_R[0])
-        spread, rounding = (spread_G[g] + spread_G[h]) / 2, _rounding(kernel_NN)
+        spread = (spread_G[g] + spread_G[h]) / 2
         separation = float("inf") if distance > rounding else 0.0
         if spread > rounding:
             separation = distance / spread
@@ -419,7 +421,3 @@ def _statistics(kernel_PP: Tensor, first_RP: Tensor) -> Tensor:
     xy_R = to_first_RP.sum(1) - xx_R
     yy_R = kernel_PP.sum() - xx_R - 2 * xy_R
     return xx_R / (n * (n - 1)) + yy_R / (m * (m - 1)) - 2 * xy_R / (n * m)
-
-
-def _rounding(kernel_PP: Tensor) -> float:
-    return ROUNDING * float(kernel_PP.diagonal().mean())

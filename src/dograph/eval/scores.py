@@ -32,27 +32,23 @@ SCORERS = ("builtin", "lm-eval")
 Report = Callable[[str, int, int], None]  # stage, done, total
 
 
-@dataclass(frozen=True, slots=True)
 class PromptEncoder:
     """A Hugging Face tokenizer, and the token that stands for an empty context."""
 
-    tokenizer: Any
-    prefix_id: int
-
-    @classmethod
-    def of(cls, tokenizer: Any, end_of_text: int | None = None) -> "PromptEncoder":
+    def __init__(self, tokenizer: Any, end_of_text: int | None = None) -> None:
         """The prefix is the BOS token, else the EOS token, else the corpus' end of text.
 
         A tokenizer without any of them may still have a token called <|endoftext|>.
         """
         named = tokenizer.get_vocab().get(END_OF_TEXT)
-        for prefix in (tokenizer.bos_token_id, tokenizer.eos_token_id, end_of_text, named):
-            if prefix is not None:
-                return cls(tokenizer, prefix)
-        raise ConfigError(
-            "the tokenizer has no BOS and no EOS token; set bos_token or eos_token in the model "
-            "folder's tokenizer_config.json"
-        )
+        known = (tokenizer.bos_token_id, tokenizer.eos_token_id, end_of_text, named)
+        if all(prefix is None for prefix in known):
+            raise ConfigError(
+                "the tokenizer has no BOS and no EOS token; set bos_token or eos_token in the "
+                "model folder's tokenizer_config.json"
+            )
+        self.tokenizer = tokenizer
+        self.prefix_id: int = next(prefix for prefix in known if prefix is not None)
 
     def encode(self, text: str, **options: bool) -> list[int]:
         if not options and text.startswith(self.tokenizer.decode(self.prefix_id)):
@@ -169,10 +165,9 @@ class ItemMean:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "ItemMean":
-        mean = float(np.mean(values, dtype=np.float64))
-        if len(values) < 2:
-            return cls(mean, None)
-        return cls(mean, float(np.std(values, ddof=1, dtype=np.float64) / math.sqrt(len(values))))
+        mean, root = float(np.mean(values, dtype=np.float64)), math.sqrt(len(values))
+        std = float(np.std(values, ddof=1, dtype=np.float64)) if len(values) > 1 else None
+        return cls(mean, None if std is None else std / root)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

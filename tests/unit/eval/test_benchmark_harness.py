@@ -39,7 +39,7 @@ file = str(shared / "gpt2-tokenizer" / "tokenizer.json")
 tokenizer = PreTrainedTokenizerFast(tokenizer_file=file)
 scorer = Scorer(
     model=PerSampleLoss(model, 50257),
-    encoder=PromptEncoder.of(tokenizer, 50256),
+    encoder=PromptEncoder(tokenizer, 50256),
     max_length={MAX_LENGTH},
     batch_size=16,
 )

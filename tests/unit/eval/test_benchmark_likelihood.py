@@ -51,7 +51,7 @@ def model(tokenizer):
 def scorer(model, tokenizer, max_length=64, batch_size=4):
     return Scorer(
         model=PerSampleLoss(model, model.config.vocab_size),
-        encoder=PromptEncoder.of(tokenizer, 0),
+        encoder=PromptEncoder(tokenizer, 0),
         max_length=max_length,
         batch_size=batch_size,
     )
@@ -162,7 +162,7 @@ def test_half_precision_has_its_softmax_in_single(model, tokenizer):
 
 
 def test_white_space_that_ends_a_context_opens_the_continuation(tokenizer):
-    encoder = PromptEncoder.of(tokenizer, 0)
+    encoder = PromptEncoder(tokenizer, 0)
     context, continuation = encoder.pair("the dog  ", "ran")
     assert tokenizer.decode(context) == "the dog"
     assert tokenizer.decode(continuation) == "  ran"
@@ -170,25 +170,25 @@ def test_white_space_that_ends_a_context_opens_the_continuation(tokenizer):
 
 
 def test_an_empty_context_becomes_the_start_of_text(tokenizer):
-    encoder = PromptEncoder.of(tokenizer, 0)
+    encoder = PromptEncoder(tokenizer, 0)
     assert encoder.pair("", "the cat") == ([0], tokenizer.encode("the cat"))
     assert encoder.pair("", f"{EOT}the cat") == ([0], tokenizer.encode("the cat"))
 
 
 def test_a_continuation_that_merged_into_its_context_is_encoded_alone():
     made = Tokenizer(models.WordLevel({"ab": 0, "a": 1, "b": 2, "": 3, "?": 4}, unk_token="?"))
-    encoder = PromptEncoder.of(PreTrainedTokenizerFast(tokenizer_object=made), 3)
+    encoder = PromptEncoder(PreTrainedTokenizerFast(tokenizer_object=made), 3)
     assert encoder.pair("a", "b") == ([1], [2])
 
 
 def test_the_start_of_text_is_the_tokenizers_own_before_the_corpus(tokenizer):
-    assert PromptEncoder.of(tokenizer, 7).prefix_id == 7
-    assert PromptEncoder.of(tokenizer).prefix_id == 0  # it has a token of that name
+    assert PromptEncoder(tokenizer, 7).prefix_id == 7
+    assert PromptEncoder(tokenizer).prefix_id == 0  # it has a token of that name
     own = PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer, eos_token=EOT)
-    assert PromptEncoder.of(own, 7).prefix_id == 0
+    assert PromptEncoder(own, 7).prefix_id == 0
     bare = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0})))
     with pytest.raises(ConfigError, match="no BOS and no EOS token"):
-        PromptEncoder.of(bare)
+        PromptEncoder(bare)
 
 
 def test_a_start_that_the_tokenizer_adds_is_there_once(tokenizer):
@@ -196,8 +196,8 @@ def test_a_start_that_the_tokenizer_adds_is_there_once(tokenizer):
     made.post_processor = processors.TemplateProcessing(
         single=f"{EOT} $A", special_tokens=[(EOT, 0)]
     )
-    encoder = PromptEncoder.of(PreTrainedTokenizerFast(tokenizer_object=made, bos_token=EOT))
-    plain = PromptEncoder.of(tokenizer, 0)
+    encoder = PromptEncoder(PreTrainedTokenizerFast(tokenizer_object=made, bos_token=EOT))
+    plain = PromptEncoder(tokenizer, 0)
     context, continuation = plain.pair("the cat sat", " on the mat")
     assert encoder.pair("the cat sat", " on the mat") == ([0, *context], continuation)
     assert encoder.pair(f"{EOT}the cat sat", " on the mat") == ([0, *context], continuation)
