@@ -283,8 +283,6 @@ JUNK: dict[str, Callable[[str, np.random.Generator], str]] = {
     "base64": lambda text, rng: b64encode(text.encode()).decode()[: len(text)],
     "repeated passage": lambda text, rng: (_PASSAGE * len(text))[: len(text)],
 }
-
-
 _demo = cache(lambda: list(demo_documents()))  # a preparation reads it several times
 
 

@@ -19,6 +19,7 @@ from dograph.train.run_dir import RunDirectory
 
 ROUNDING = 1e-12  # components with less than this share of the variance count as zero
 LEAST_ROWS = 4  # of a source that is compared with others
+Place = dict[str, Any]  # of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Probe:
 
     step: int
     sources: list[str]
-    rows: list[dict[str, Any]]  # where each row is in the corpus
+    rows: list[Place]  # where each row is in the corpus
     sketch_NK: Tensor  # float32, all finite
     source_N: Tensor  # int64, index into sources
     label_N: Tensor  # int64: the mixer's domains, -1 before it has any
@@ -78,9 +79,7 @@ def read_probe(run: Path, step: int) -> Probe:
     return Probe(step, sources, rows, sketch_NK, source_N, label_N, nearest)
 
 
-def _probed_rows(
-    values: dict[str, Any],
-) -> tuple[list[str], list[dict[str, Any]], dict[int, list[int]]]:
+def _probed_rows(values: dict[str, Any]) -> tuple[list[str], list[Place], dict[int, list[int]]]:
     """Of a probe's .json file: sources, the place of each row, the rows nearest each centroid."""
     sources, rows = values["sources"], [dict(row) for row in values["rows"]]
     if not rows or not all(isinstance(name, str) for name in sources):

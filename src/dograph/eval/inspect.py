@@ -153,10 +153,8 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
         helped, toward_notes = trusted.groups(sketch_NK, trusted_LK)
         row_notes += toward_notes
     report("comparing sources", 0, 0)
-    enough = max(999, 10 * len(sources) ** 2)
-    found = pairwise_mmd(
-        sketch_NK, source_N, len(sources), num_permutations=enough, seed=request.seed
-    )
+    how = {"num_permutations": max(999, 10 * len(sources) ** 2), "seed": request.seed}
+    found = pairwise_mmd(sketch_NK, source_N, len(sources), **how)
     pairs = []
     for (g, h), (distance, separation, p_value) in found.items():
         known = separation if isfinite(separation) else None
@@ -256,12 +254,11 @@ def sketched(
     """Loss and sketch of each row."""
     sketcher = Sketcher(model, mode="twopass", seed=request.seed, exclude=request.exclude)
     at_once = max(1, TOKENS_AT_ONCE // token_NT.shape[1])
-    losses, sketches, done = [], [], 0
+    losses, sketches = [], []
     for loss_b, sketch_bK in sketch_rows(sketcher, token_NT, at_once=at_once):
         losses.append(loss_b.cpu())
         sketches.append(sketch_bK.float().cpu())
-        done += len(loss_b)
-        report("sketching", done, len(token_NT))
+        report("sketching", sum(map(len, losses)), len(token_NT))
     return torch.cat(losses), torch.cat(sketches)
 
 

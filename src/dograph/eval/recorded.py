@@ -126,15 +126,13 @@ def labels_of_step(run: RunDirectory, step: int, skipped: Skipped | None = None)
     return next(rows, {"weight": None, "domain": None})
 
 
-def samples_of_step(
-    run_path: Path, step: int, skipped: Skipped | None = None
-) -> list[dict[str, object]]:
+def samples_of_step(path: Path, step: int, skipped: Skipped | None = None) -> list[dict[str, Any]]:
     """Every sample of a step in the order of the world batch, from the weight log and the seed."""
-    run = RunDirectory.open(run_path)
+    run = RunDirectory.open(path)
     _require_step(run, step)
     corpus, sampler = _replayed(run, skipped or Skipped())
     ids = sampler.draw(step - 1)
-    rows: list[dict[str, object]] = []
+    rows = []
     for i in range(len(ids)):
         text = sample_text(corpus, ids, i, sampler.seq_len)
         origin = sample_origin(corpus, ids, i)
