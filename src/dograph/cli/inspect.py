@@ -101,8 +101,5 @@ def _print(result: "Inspection") -> None:
             groups.append([own.name, str(own.rows), *sizes])
         title = "help for the trusted text: 1 is as much as itself, with 95 % intervals"
         show(title, "source, rows, help, interval, text score", groups)
-        rows = [
-            [row.stratum, str(row.document), f"{row.score:+.3f}", row.text or ""]
-            for row in result.scored
-        ]
+        rows = [[r.stratum, str(r.document), f"{r.score:+.3f}", str(r.text)] for r in result.scored]
         show("rows most and least like it", "source, document, text score, text", rows)

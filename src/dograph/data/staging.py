@@ -391,8 +391,7 @@ def write_document_index(path: Path, blocks: Iterable[np.ndarray], num: int) -> 
     """
     with open(path, "wb") as file:
         for block in blocks:
-            names = block.dtype.names or ()
-            dtype = SCORED_DTYPE if "score" in names else DOCUMENT_DTYPE
+            dtype = SCORED_DTYPE if "score" in (block.dtype.names or ()) else DOCUMENT_DTYPE
             if not file.tell():
                 descr = np.lib.format.dtype_to_descr(dtype)
                 header = {"descr": descr, "fortran_order": False, "shape": (num,)}

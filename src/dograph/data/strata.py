@@ -55,18 +55,16 @@ def by_score(stratum: StratumTokens, sample_D: np.ndarray, num_groups: int) -> A
 class Nearest:
     """Assigns documents to the nearest of the fitted groups of one source; ties: the lower one.
 
-    At most `num_groups` groups, and no more than there are documents.
+    At most `most` groups, and no more than there are documents.
     """
 
-    def __init__(
-        self, stratum: StratumTokens, sample_D: np.ndarray, num_groups: int, seed: int
-    ) -> None:
+    def __init__(self, stratum: StratumTokens, sample_D: np.ndarray, most: int, seed: int) -> None:
         self.salt, parts = key64(seed, "strata", "hash"), chunks(len(sample_D))
         features = [ngram_features(stratum, sample_D[chunk_D], self.salt) for chunk_D in parts]
         feature_DF = np.concatenate(features)
         self.mean_F = feature_DF.mean(axis=0)  # subtracted first: it is common to all groups
         rng = stream(seed, "strata", "kmeans", stratum.entry.source)
-        num_groups = min(num_groups, stratum.entry.documents)
+        num_groups = min(most, stratum.entry.documents)
         self.centre_KF = spherical_kmeans(_unit(feature_DF - self.mean_F), num_groups, rng)
 
     def __call__(self, stratum: StratumTokens, document_D: np.ndarray) -> np.ndarray:

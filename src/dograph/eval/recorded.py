@@ -285,9 +285,8 @@ def node_table(graph: DomainGraph, title: str) -> Table:
         weight = [] if node.weight is None else [f"{node.weight:.3f}"]
         cells = (f"{node.share:.3f}", *weight, f"{node.gradient_norm:.3g}", f"{node.spread:.3g}")
         common = sorted(node.sources.items(), key=lambda pair: (-pair[1], pair[0]))
-        named = [
-            f"{name} {100 * count / max(node.samples, 1):.0f} %" for name, count in common[:NAMED]
-        ]
+        all_of = max(node.samples, 1)
+        named = [f"{name} {100 * count / all_of:.0f} %" for name, count in common[:NAMED]]
         named += [f"{len(common) - NAMED} more"] if len(common) > NAMED else []
         table.add_row(str(node.domain), *cells, escape(", ".join(named)))
     return table
@@ -341,9 +340,8 @@ def losses_table(paths: list[Path], skipped: Skipped | None = None) -> Table:
     names = sorted(sources - set(SUMMARIES))
     table = number_table("validation loss per source", *titles, left=("source",), gap=0)
     for name in [*names, *SUMMARIES]:
-        values = [
-            (row.get(x.format(name)), shape) for row in columns for x, shape in LOSSES.items()
-        ]
+        asked = [(row, key, shape) for row in columns for key, shape in LOSSES.items()]
+        values = [(row.get(key.format(name)), shape) for row, key, shape in asked]
         cells = ["" if value is None else format(value, shape) for value, shape in values]
         table.add_row(escape(name), *cells, end_section=name == names[-1])
     return table

@@ -43,18 +43,17 @@ class DSIR(Mixer):
         self.options = DSIROptions(**options)
 
     def plan(self, lab: Lab) -> Mixture:
-        missing = sorted(set(lab.strata) - set(lab.scores))
-        if missing:
+        if missing := sorted(set(lab.strata) - set(lab.scores)):
             raise ConfigError(
                 f"mixer.name=dsir draws by scores, and the corpus has none for {missing[0]}; "
                 "prepare it with --toward FILES --strata 16, FILES being text that you trust"
             )
         names, token_S = list(lab.strata), np.array([*lab.strata.values()], np.float64)
         score_S = np.array([lab.scores[name] for name in names])
-        group_S = np.array([n if n in lab.tokens else n.rpartition("/")[0] for n in names])
+        sources = [n if n in lab.tokens else n.rpartition("/")[0] for n in names]
+        group_S = np.array(sources if self.options.keep_sources else [""] * len(names))
         share_S = token_S.copy()
-        for group in np.unique(group_S) if self.options.keep_sources else [None]:
-            own = group_S == group if group else np.full(len(names), True)
+        for own in (group_S == group for group in np.unique(group_S)):
             relative_S = score_S[own] - score_S[own].max()
             tilt_S = np.exp(self.options.strength * relative_S)
             if self.options.rule == "filter":
