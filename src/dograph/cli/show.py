@@ -32,7 +32,7 @@ def show(
 ) -> None:
     """Show what a run has recorded. Nothing is trained or replayed.
 
-    losses: last validation loss of each source. noise: the noise scale, beside the batch size.
+    losses: last validation loss of each source. noise: the noise scale, and batch sizes by it.
     spikes: steps of unusual loss or gradient norm, the samples behind them, flagged documents.
     graph: the domains, their sources, how much their gradients agree. weights: the samples of one
     step with domain and weight (1 is an equal weight), and why. samples: the documents of one step,
@@ -60,9 +60,10 @@ def show(
         raise ConfigError(f"`show {what}` takes one run, got {len(runs)}; show them one by one")
     skipped = Skipped()
     if what == "noise":
-        from dograph.eval.recorded import noise_table
+        from dograph.eval.recorded import noise_table, proposal
 
         console.open_console().print(noise_table(runs[0], skipped))
+        print(*proposal(runs[0], skipped), sep="\n")
     elif what == "spikes":
         from dograph.eval.recorded import watched_lines
 
