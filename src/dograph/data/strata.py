@@ -242,9 +242,8 @@ def _write_strata(
 ) -> list[StratumEntry]:
     """Copy the documents of each group, in document order, to files of its own: their entries."""
     old, directory, token_N = stratum.entry, stratum.directory, stratum.token_N
-    sizes = Counter(
-        group for chunk_D in chunks(len(label_D)) for group in label_D[chunk_D].tolist()
-    )
+    labels = (label_D[chunk_D].tolist() for chunk_D in chunks(len(label_D)))
+    sizes = Counter(group for some in labels for group in some)
     entries = []
     for group, num_documents in sorted(sizes.items()):
         file, documents_file = _new_files(old, group)

@@ -288,10 +288,9 @@ class TrustedText:
         texts = list(trusted_texts(PrepareOptions(inputs=files, toward=files, out=Path())))
         contents = [block.text(corpus).encode() for block in blocks]
         self.blocks, self.score_N = blocks, TextScorer(texts, contents)(contents)
-        eot_id = corpus.manifest.tokenizer.eot_id
+        end = [token for token in [corpus.manifest.tokenizer.eot_id] if token is not None]
         ids = corpus.tokenizer.encode_batch([t.decode() for t in texts], add_special_tokens=False)
-        documents = [own.ids if eot_id is None else [*own.ids, eot_id] for own in ids]
-        self.token_X = torch.tensor([token for own in documents for token in own])
+        self.token_X = torch.tensor([token for own in ids for token in (*own.ids, *end)])
 
     def rows(self, seq_len: int, most: int) -> Tensor:
         """At most `most` rows of trusted tokens, evenly spaced, (L, T)."""
