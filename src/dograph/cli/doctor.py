@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 MIN_MEMORY_GIB, MIN_DISK_GIB, GIB = 4, 5, 1 << 30
 Part = Literal["core", "extra", "machine"]
-MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]note[/]", "missing": "[red]missing[/]"}
+# What each part shows of a check that failed.
+FAILED = {"core": "[red]missing[/]", "extra": "[dim]absent[/]", "machine": "[yellow]note[/]"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Finding:
 
 def check(part: Part, name: str, ok: bool, detail: str, remedy: str) -> Finding:
     """A finding whose remedy is shown only if the check failed."""
-    failed: Literal["missing", "warn"] = "missing" if part == "core" else "warn"
+    failed: Literal["missing", "warn"] = "warn" if part == "machine" else "missing"
     return Finding(part, name, "ok" if ok else failed, detail, "" if ok else remedy)
 
 
@@ -54,16 +55,16 @@ def doctor(as_json: bool = AS_JSON) -> None:
     from rich.table import Table
 
     findings = examine()
-    fine = is_core_fine(findings)
+    # Extras may be absent, and the machine may have limits.
+    fine = all(finding.status == "ok" for finding in findings if finding.part == "core")
     if as_json:
         rows = [asdict(finding) for finding in findings]
         print(json.dumps({"core_is_fine": fine, "findings": rows}, indent=2))
     else:
         table = Table("", "", "found", "what to do")
-        for part in ("core", "extra", "machine"):
+        for part, failed in FAILED.items():
             for finding in (finding for finding in findings if finding.part == part):
-                is_fault = part == "core" or finding.status != "missing"
-                mark = MARKS[finding.status] if is_fault else "[dim]absent[/]"
+                mark = "[green]ok[/]" if finding.status == "ok" else failed
                 table.add_row(finding.name, mark, escape(finding.detail), escape(finding.remedy))
             table.add_section()
         open_console().print(table)
@@ -79,11 +80,6 @@ def examine() -> list[Finding]:
     except (ImportError, OSError) as error:  # OSError: a shared library that does not load
         return [*findings, check("core", "torch import", False, str(error), "pip install 'torch'")]
     return [*findings, *_devices(torch), *_tools(torch)]
-
-
-def is_core_fine(findings: list[Finding]) -> bool:
-    """Whether dograph can run, with or without extras and whatever the limits of the machine."""
-    return all(finding.status == "ok" for finding in findings if finding.part == "core")
 
 
 def _packages() -> Iterator[Finding]:
@@ -113,11 +109,9 @@ def _packages() -> Iterator[Finding]:
             if needs.marker.evaluate({"extra": extra}):
                 own.append((problem, f"{name} {version}"))
     for extra, own in extras.items():
-        if problems := [problem for problem, _ in own if problem]:
-            remedy = f"pip install 'dograph[{extra}]'"
-            yield Finding("extra", extra, "missing", "; ".join(problems), remedy)
-        else:
-            yield Finding("extra", extra, "ok", ", ".join(version for _, version in own))
+        problems = [problem for problem, _ in own if problem]
+        detail = "; ".join(problems) or ", ".join(version for _, version in own)
+        yield check("extra", extra, not problems, detail, f"pip install 'dograph[{extra}]'")
 
 
 def _version(distribution: str) -> str | None:
@@ -172,10 +166,10 @@ def _tools(torch: "ModuleType") -> Iterator[Finding]:
     remedy = f"this build of torch lacks {wanted}: it trains on one device only"
     yield check("machine", "distributed", wanted in backends, detail or "no backend", remedy)
     names = [os.environ.get("CXX", ""), "c++", "g++", "clang++", "cl"]
-    compiler = next((path for name in names if name and (path := shutil.which(name))), None)
+    compiler = next(filter(None, map(shutil.which, names)), None)
     has_headers = (Path(sysconfig.get_path("include")) / "Python.h").is_file()
-    lacking = [] if compiler else ["a C++ compiler"]
-    lacking += [] if has_headers else ["Python's C headers"]
+    parts = {"a C++ compiler": compiler, "Python's C headers": has_headers}
+    lacking = [name for name, found in parts.items() if not found]
     detail = f"lacks {' and '.join(lacking)}" if lacking else f"{compiler}, Python's C headers"
     remedy = "install them with your system's packages (g++, python3-dev)"
     yield check("machine", "torch.compile", not lacking, detail, remedy)
