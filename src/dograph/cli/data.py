@@ -37,18 +37,6 @@ command.
 """
 
 
-VERIFY_HELP = """\
-Compare every byte of a corpus with the digests made when it was prepared.
-
-\b
-dograph data verify data/demo
-dograph data verify data/mine && dograph train data.corpus=data/mine run=runs/mine
-
-Damage is listed by file and place, and the exit status is then 1. Every start of a run makes a \
-cheap check by itself: sizes and sampled pages.
-"""
-
-
 def prepare(
     inputs: list[str] = argument(..., "what to read; NAME names its source", "[NAME=]INPUT..."),
     out: Path = option(..., "folder for the corpus"),
@@ -89,7 +77,15 @@ def prepare(
 
 
 def verify(corpus: Path = argument(..., "folder of a prepared corpus")) -> None:
-    """Compare every byte of a corpus with the digests made when it was prepared."""
+    """Compare every byte of a corpus with the digests made when it was prepared.
+
+    \b
+    dograph data verify data/demo
+    dograph data verify data/mine && dograph train data.corpus=data/mine run=runs/mine
+
+    Damage is listed by file and place, and the exit status is then 1. Every start of a run makes a
+    cheap check by itself: sizes and sampled pages.
+    """  # noqa: D301
     from dograph.data import digests
 
     with console.stages("MB") as show:

@@ -93,7 +93,7 @@ app = _group("Mix pre-training data by the gradients of the model itself.")
 corpora = _group("Prepare and verify corpora.")
 app.add_typer(corpora, name="data")
 corpora.command("prepare", cls=Command, help=data.HELP)(data.prepare)
-corpora.command("verify", cls=Command, help=data.VERIFY_HELP)(data.verify)
+corpora.command("verify", cls=Command)(data.verify)
 for verb in VERBS:  # a module of that name, with a function of that name
     module = import_module(f"dograph.cli.{verb}")
     function = getattr(module, "evaluate" if verb == "eval" else verb)
