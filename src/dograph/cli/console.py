@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from dograph.plan.pool import Pool
 
 PIPE_WIDTH = 200  # characters, for pipes and files: a narrower table would lose its end
-LINE_SECONDS = 10.0  # between progress lines of a preparation
 Record = TypeVar("Record")
 
 
@@ -141,7 +140,7 @@ def preparing() -> Iterator[Callable[["Preparing"], None]]:
             notes.append(f"{speed / 2**20:.2f} MiB/s, {tokens:,.0f} tokens/s")
         display.update(now.read_bytes, ", ".join(notes), stage=now.stage, total=now.total_bytes)
 
-    with Progress(line_seconds=LINE_SECONDS) as display:
+    with Progress() as display:
         yield report
 
 

@@ -72,11 +72,8 @@ def _print(result: "Inspection") -> None:
     def figure(value: float | None) -> str:
         return "" if value is None else f"{value:.4g}"
 
-    counts = []
-    for source, count in result.rows.items():
-        counts.append([source, str(count), f"{result.loss_nats[source]:.4f}"])
-    title = f"{result.split} rows of {result.seq_len} tokens"
-    show(title, "source, rows, loss nats", counts)
+    counts = [[s, str(count), f"{result.loss_nats[s]:.4f}"] for s, count in result.rows.items()]
+    show(f"{result.split} rows of {result.seq_len} tokens", "source, rows, loss nats", counts)
     if result.pairs:
         apart = sum(pair.p_value <= LEVEL for pair in result.pairs)
         print(f"told apart: {apart} of {len(result.pairs)} pairs of sources (p <= {LEVEL:g}, Holm)")

@@ -79,18 +79,10 @@ def _as_settings(option: str, typed: list[str]) -> str:
     return " or ".join(f"{name}={value}" for name in settings)
 
 
-def _group(help: str) -> typer.Typer:
-    return typer.Typer(
-        cls=Group,
-        help=help,
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        add_completion=False,
-    )
-
-
-app = _group("Mix pre-training data by the gradients of the model itself.")
-corpora = _group("Prepare and verify corpora.")
+STYLE: dict[str, Any] = {"cls": Group, "no_args_is_help": True, "add_completion": False}
+APP_HELP = "Mix pre-training data by the gradients of the model itself."
+app = typer.Typer(help=APP_HELP, pretty_exceptions_enable=False, **STYLE)
+corpora = typer.Typer(help="Prepare and verify corpora.", **STYLE)
 app.add_typer(corpora, name="data")
 corpora.command("prepare", cls=Command, help=data.HELP)(data.prepare)
 corpora.command("verify", cls=Command)(data.verify)
