@@ -222,19 +222,6 @@ def split_names(names: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in names.split(",")) if names else ()
 
 
-def parse_pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
-    """NAME=VALUE of an option that may be repeated, split at the first equals sign."""
-    pairs: dict[str, str] = {}
-    for pair in given or []:
-        name, equals, value = pair.partition("=")
-        if not (name and equals and value):
-            raise ConfigError(f'{option} takes NAME=VALUE, got "{pair}"')
-        if name in pairs:
-            raise ConfigError(f'{option} names "{name}" twice; give it once')
-        pairs[name] = value
-    return pairs
-
-
 def command() -> str:
     """The command line as typed."""
     return shlex.join(["dograph", *sys.argv[1:]])

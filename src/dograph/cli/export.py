@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from dograph.cli.console import argument, option, parse_pairs, require_writable, say, warn
+from dograph.cli.console import argument, option, require_writable, say, warn
 from dograph.errors import ConfigError
 
 
@@ -51,7 +51,15 @@ def export(
         file, notes = find_mixture(mixture, Corpus(corpus).sources if corpus is not None else None)
         warn(notes)
         weights = file.weights
-    text = export_mixture(to, weights, parse_pairs(place, "--place"))
+    places: dict[str, str] = {}
+    for pair in place or []:
+        name, _, value = pair.partition("=")
+        if not (name and value):
+            raise ConfigError(f'--place takes NAME=VALUE, got "{pair}"')
+        if name in places:
+            raise ConfigError(f'--place names "{name}" twice; give it once')
+        places[name] = value
+    text = export_mixture(to, weights, places)
     if out is None:
         print(text, end="")
         return

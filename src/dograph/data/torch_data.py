@@ -95,17 +95,13 @@ class MixtureSampler(data.Sampler[int]):
         """From where the sampler is: a loop over the loader goes on, it does not start again."""
         while self.taken < len(self):
             step, sample = divmod(self.taken, self.local_batch_size)
-            for index in self._indices(step)[sample:]:
+            if step in self.mixtures:
+                self.draws.remix(step, self.mixtures[step], "mixture")
+            ids = self.draws.draw(step)
+            index_B = self.dataset.first_S[ids.stratum_B] + ids.block_B
+            for index in index_B[self._local].tolist()[sample:]:
                 self.taken += 1
                 yield index
-
-    def _indices(self, step: int) -> list[int]:
-        if step in self.mixtures:
-            self.draws.remix(step, self.mixtures[step], "mixture")
-        ids = self.draws.draw(step)
-        index_B = self.dataset.first_S[ids.stratum_B] + ids.block_B
-        indices: list[int] = index_B[self._local].tolist()
-        return indices
 
     @property
     def next_step(self) -> int:
