@@ -399,8 +399,8 @@ def setting_names() -> list[str]:
 
 
 def settings_called(name: str) -> list[str]:
-    """Dotted names of the settings with this last part."""
-    return [dotted for dotted in setting_names() if dotted.rpartition(".")[2] == name]
+    """Dotted names of the settings with this name, or with this last part."""
+    return [own for own in setting_names() if name in (own, own.rpartition(".")[2])]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

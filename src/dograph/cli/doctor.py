@@ -158,10 +158,9 @@ def _devices(torch: "ModuleType") -> Iterator[Finding]:
 
 def _tools(torch: "ModuleType") -> Iterator[Finding]:
     """What training on several devices and compiled steps need."""
-    backends = []
-    if torch.distributed.is_available():
-        backends += ["gloo"] if torch.distributed.is_gloo_available() else []
-        backends += ["nccl"] if torch.distributed.is_nccl_available() else []
+    has = torch.distributed
+    known = ("gloo", "nccl") if has.is_available() else ()
+    backends = [name for name in known if has.is_backend_available(name)]
     wanted, detail = "nccl" if torch.cuda.is_available() else "gloo", ", ".join(backends)
     remedy = f"this build of torch lacks {wanted}: it trains on one device only"
     yield check("machine", "distributed", wanted in backends, detail or "no backend", remedy)

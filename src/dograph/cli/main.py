@@ -39,13 +39,12 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except Exception as wrong:
-            # by its name, because older typers raise click's and newer ones their own copy of it
-            if type(wrong).__name__ != "NoSuchOption":
-                raise
             error: Any = wrong
+            takes_settings = any(parameter.name == "settings" for parameter in self.params)
+            # by its name, because older typers raise click's and newer ones their own copy of it
+            if type(wrong).__name__ != "NoSuchOption" or not takes_settings:
+                raise
         option: str = error.option_name
-        if all(parameter.name != "settings" for parameter in self.params):
-            raise error
         near = sorted(name for name in error.possibilities or [] if name != "--help")
         if settings := _as_settings(option, typed):
             how = f"give it as {settings}, without dashes"
@@ -65,10 +64,9 @@ class Command(TyperCommand):
 
 def _as_settings(option: str, typed: list[str]) -> str:
     """`--steps 3` as train.steps=3; empty where no setting has that name."""
-    from dograph.config import setting_names, settings_called
+    from dograph.config import settings_called
 
-    name = option.lstrip("-").replace("-", "_")
-    settings = [name] if name in setting_names() else settings_called(name)
+    settings = settings_called(option.lstrip("-").replace("-", "_"))
     value = ""  # after the option's equals sign, or the next word
     for word, following in zip(typed, [*typed[1:], ""], strict=True):
         own, equals, after = word.partition("=")
