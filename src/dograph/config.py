@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from dograph.choices import GRAPH_HOLDING, Accumulation, Kind, Mode
-from dograph.errors import ConfigError, did_you_mean, either, shortened
+from dograph.errors import ConfigError, did_you_mean, shortened
 from dograph.files import load_yaml, package_text
 from dograph.renamed import REMOVED, with_new_names, with_new_settings
 from dograph.types import ENDLESS, BatchSizes, Schedule
@@ -377,8 +377,8 @@ def _explain(problem: Any) -> str:
     name = ".".join([*path[:2], *(part for part in path[2:] if part.isdecimal())])
     if problem["type"] in ("extra_forbidden", "invalid_key"):
         known = list(RunConfig.model_fields) if len(path) == 1 else setting_names()
-        called = settings_called(path[-1])
-        instead = f"did you mean {either(called)}?" if called else did_you_mean(name, known)
+        called = " or ".join(f'"{own}"' for own in settings_called(path[-1]))
+        instead = f"did you mean {called}?" if called else did_you_mean(name, known)
         return f"{name} is not a setting; {instead}"
     if problem["type"] == "value_error":
         message: str = problem["msg"].removeprefix("Value error, ")

@@ -82,7 +82,7 @@ APP_HELP = "Mix pre-training data by the gradients of the model itself."
 app = typer.Typer(help=APP_HELP, pretty_exceptions_enable=False, **STYLE)
 corpora = typer.Typer(help="Prepare and verify corpora.", **STYLE)
 app.add_typer(corpora, name="data")
-corpora.command("prepare", cls=Command, help=data.HELP)(data.prepare)
+corpora.command("prepare", cls=Command)(data.prepare)
 corpora.command("verify", cls=Command)(data.verify)
 for verb in VERBS:  # a module of that name, with a function of that name
     module = import_module(f"dograph.cli.{verb}")
