@@ -1,7 +1,6 @@
 """dograph doctor: what it finds is checked against the packages and tools that are really there."""
 
 import importlib.metadata
-import json
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -68,13 +67,12 @@ def test_an_absent_extra_comes_with_its_install_command_and_is_no_fault(monkeypa
 
 def test_an_absent_core_package_is_a_fault(monkeypatch):
     hide(monkeypatch, "safetensors")
-    result = run("--json")
+    monkeypatch.setenv("COLUMNS", "200")
+    result = run()
     assert result.exit_code == 1
-    report = json.loads(result.stdout)
-    assert report["core_is_fine"] is False
-    (found,) = [row for row in report["findings"] if row["name"] == "safetensors"]
-    assert found["status"] == "missing"
-    assert found["remedy"].startswith("pip install 'safetensors>=")
+    (row,) = [line for line in result.stdout.splitlines() if line.startswith("│ safetensors")]
+    assert [cell.strip() for cell in row.split("│")][2] == "missing"
+    assert "pip install 'safetensors>=" in row
 
 
 @pytest.mark.parametrize(

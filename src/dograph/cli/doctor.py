@@ -1,14 +1,13 @@
 """dograph doctor: what this installation and machine can do, and how to get what is missing."""
 
 import importlib.metadata
-import json
 import os
 import platform
 import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from dograph.cli.console import AS_JSON, open_console
+from dograph.cli.console import open_console
 from dograph.processes import machine_memory
 
 if TYPE_CHECKING:
@@ -44,31 +43,25 @@ def check(part: Part, name: str, ok: bool, detail: str, remedy: str) -> Finding:
     return Finding(part, name, "ok" if ok else failed, detail, "" if ok else remedy)
 
 
-def doctor(as_json: bool = AS_JSON) -> None:
+def doctor() -> None:
     """Check this installation and this machine. Exits with 1 if dograph cannot run.
 
     \b
-    dograph doctor           versions, devices, extras, what is missing and how to get it
-    dograph doctor --json    the same for a script or a bug report
+    dograph doctor                 versions, devices, extras, what is missing, how to get it
+    dograph doctor > doctor.txt    for a bug report
     """  # noqa: D301
     from rich.markup import escape
     from rich.table import Table
 
-    findings = examine()
+    findings, table = examine(), Table("", "", "found", "what to do")
+    for part, failed in FAILED.items():
+        for finding in (finding for finding in findings if finding.part == part):
+            mark = "[green]ok[/]" if finding.status == "ok" else failed
+            table.add_row(finding.name, mark, escape(finding.detail), escape(finding.remedy))
+        table.add_section()
+    open_console().print(table)
     # Extras may be absent, and the machine may have limits.
-    fine = all(finding.status == "ok" for finding in findings if finding.part == "core")
-    if as_json:
-        rows = [asdict(finding) for finding in findings]
-        print(json.dumps({"core_is_fine": fine, "findings": rows}, indent=2))
-    else:
-        table = Table("", "", "found", "what to do")
-        for part, failed in FAILED.items():
-            for finding in (finding for finding in findings if finding.part == part):
-                mark = "[green]ok[/]" if finding.status == "ok" else failed
-                table.add_row(finding.name, mark, escape(finding.detail), escape(finding.remedy))
-            table.add_section()
-        open_console().print(table)
-    if not fine:
+    if any(finding.status != "ok" for finding in findings if finding.part == "core"):
         raise typer.Exit(1)
 
 
