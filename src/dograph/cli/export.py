@@ -27,12 +27,9 @@ def export(
     """  # noqa: D301
     from dograph.data.corpus import Corpus
     from dograph.files import write_text
-    from dograph.mixtures.export import FORMATS, export_mixture
+    from dograph.mixtures.export import export_mixture
     from dograph.mixtures.published import find_mixture
 
-    if to == "list":
-        print("\n".join(FORMATS))
-        return
     if mixture is None:
         if to != "yaml" or place or corpus or out:
             raise ConfigError(
