@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dograph.cli import console
-from dograph.cli.console import argument, ensured, option, options_as, say, stages
+from dograph.cli.console import argument, ensured, option, options_as, say, stages, warn
 from dograph.errors import CorpusError
 
 SETTINGS = {"train.device": "device", "train.dtype": "dtype", "data.seq_len": "max_length"}
@@ -61,6 +61,5 @@ def evaluate(
         write_json(file, result)
     console.open_console().print(scoring.task_table(result))
     print("accuracies in per cent ± standard error over items; average: acc_norm, else acc")
-    for note in result["notes"]:
-        print(f"note: {note}")
+    warn(result["notes"], "note")
     print("not written to a file; name one with --out" if file is None else f"result: {file}")

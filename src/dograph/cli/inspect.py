@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dograph.cli import console
-from dograph.cli.console import argument, option, options_as, print_table, stages
+from dograph.cli.console import argument, option, options_as, print_table, stages, warn
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def inspect(
         inspection = inspect_model(request, report)
         inspection.save(out)
     _print(inspection)
-    for note in inspection.notes:
-        print(f"note: {note}")
+    warn(inspection.notes, "note")
     print(f"results: {out}")
 
 

@@ -93,10 +93,10 @@ def plan_from_table(
     at = options.model_dump(include={"tokens", "parameters"}, exclude_none=True)
     table = read_table(*files, **at)
     test = read_table(*test_files) if test_files else None
-    run, corpus, tokens = None, None, dict[str, int]()
+    run, tokens = None, dict[str, int]()
     if described:  # optional: the run gives the natural mixture, and how often sources are read
-        run = resolve_config(*console.split_settings(described))
-        corpus = Corpus(console.ensured(run.data.corpus))
+        run = console.with_corpus(resolve_config(*console.split_settings(described)))
+        corpus = Corpus(run.data.corpus)
         if foreign := [source for source in table.sources if source not in corpus.sources]:
             raise ConfigError(
                 f"the table's sources {foreign} are not in the run's corpus, which has "
@@ -135,7 +135,7 @@ def plan_from_table(
     )
     weights, findings = dict(proposal.mixture.weights), proposal.findings
     file = MixtureFile(weights=weights, provenance=provenance, findings=findings)
-    deliver(file, findings["prior"], out, force, described or ["recipe.yaml"], run, corpus)
+    deliver(file, findings["prior"], out, force, described or ["recipe.yaml"], run)
 
 
 def _prior(
