@@ -72,7 +72,7 @@ def examine() -> list[Finding]:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library that does not load
         return [*findings, check("core", "torch import", False, str(error), "pip install 'torch'")]
-    return [*findings, *_devices(torch), *_tools(torch)]
+    return [*findings, *_devices(torch)]
 
 
 def _packages() -> Iterator[Finding]:
@@ -126,6 +126,7 @@ def _memory_and_disk() -> Iterator[Finding]:
 
 
 def _devices(torch: "ModuleType") -> Iterator[Finding]:
+    """Cores and GPUs, and what training on several devices and compiled steps need."""
     cores = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else cores
     threads = torch.get_num_threads()
@@ -147,10 +148,6 @@ def _devices(torch: "ModuleType") -> Iterator[Finding]:
         yield check("machine", "GPU", False, detail, remedy)
     else:
         yield check("machine", "GPU", False, "none: runs use the CPU", "")
-
-
-def _tools(torch: "ModuleType") -> Iterator[Finding]:
-    """What training on several devices and compiled steps need."""
     has = torch.distributed
     known = ("gloo", "nccl") if has.is_available() else ()
     backends = [name for name in known if has.is_backend_available(name)]
