@@ -161,9 +161,7 @@ class OptimConfig(Section):
     lr: float = setting(2e-3, "highest learning rate, reached after warm-up", gt=0)
     lr_end: float = setting(2e-4, "learning rate of the last step", ge=0)
     lr_start: float = setting(1e-7, "learning rate of the first step", ge=0)
-    warmup_steps: int = setting(
-        20, "steps to the highest rate; not set: up to a tenth of all", ge=0
-    )
+    warmup_steps: int = setting(20, "steps to the highest rate; if not set, at most a tenth", ge=0)
     betas: tuple[Beta, Beta] = setting((0.9, 0.95), "of AdamW")
     eps: float = setting(1e-8, "of AdamW", gt=0)
     weight_decay: float = setting(0.01, "on matrices; not on biases and norms", ge=0)
@@ -174,9 +172,8 @@ def checked_size(given: Any) -> Schedule:
     """A batch size or a schedule, in whole numbers."""
     is_list = isinstance(given, list | tuple)
     try:
-        pairs = TypeAdapter(list[tuple[int, int]]).validate_python(
-            given if is_list else [(0, given)]
-        )
+        listed = given if is_list else [(0, given)]
+        pairs = TypeAdapter(list[tuple[int, int]]).validate_python(listed)
         tokens, sizes = zip(*pairs, strict=True)
         if tokens[0] == 0 and sorted(set(tokens)) == list(tokens) and min(sizes) > 0:
             return pairs if is_list else pairs[0][1]

@@ -105,9 +105,8 @@ def plan_from_table(
         all_tokens = corpus.tokens_by_source()
         tokens = {source: all_tokens[source] for source in table.sources}
     caps = _caps(options, run, tokens)
-    how = options.model_dump(
-        include={"surrogate", "top", "delta", "latent", "kl"}, exclude_none=True
-    )
+    fitted_with = {"surrogate", "top", "delta", "latent", "kl"}
+    how = options.model_dump(include=fitted_with, exclude_none=True)
     used: dict[str, Any] = {"tables": [str(file) for file in files], "target": options.target}
     used |= {"caps": caps} | how | at
     if getattr(options, "reuse", None) is not None:

@@ -299,9 +299,7 @@ def build_findings(
 ) -> Findings:
     """Results per cell, method and source; differences, intervals, costs, versions."""
     tokens, baseline = corpus.tokens_by_source(), ask.methods[0].label
-    rows = [
-        _cell(cell, results.get(cell.label), failures.get(cell.label), tokens) for cell in cells
-    ]
+    rows = [_cell(own, results.get(own.label), failures.get(own.label), tokens) for own in cells]
     runs: dict[str, dict[int, RunLosses]] = {method.label: {} for method in ask.methods}
     skipped = Skipped()
     for row in rows:
