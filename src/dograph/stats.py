@@ -254,6 +254,5 @@ def percentile_interval(figure_RMN: np.ndarray, method: int, baseline: int) -> I
     difference_R = (figure_RMN[:, method] - figure_RMN[:, baseline]).mean(axis=-1)
     if not np.isfinite(difference_R).all():
         return None
-    tail = ALPHA / 2
-    low, high = np.quantile(difference_R, [tail, 1 - tail])
+    low, high = np.quantile(difference_R, [ALPHA / 2, 1 - ALPHA / 2])
     return Interval(float(low), float(high))

@@ -9,7 +9,8 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import ModuleType
+from typing import Any, Literal
 
 import typer
 from packaging.requirements import Requirement
@@ -18,9 +19,6 @@ from packaging.version import Version
 
 from dograph.cli.console import open_console
 from dograph.processes import machine_memory
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 MIN_MEMORY_GIB, MIN_DISK_GIB, GIB = 4, 5, 1 << 30
 Part = Literal["core", "extra", "machine"]
@@ -125,7 +123,7 @@ def _memory_and_disk() -> Iterator[Finding]:
     yield check("machine", "disk", free >= MIN_DISK_GIB * GIB, detail, remedy)
 
 
-def _devices(torch: "ModuleType") -> Iterator[Finding]:
+def _devices(torch: ModuleType) -> Iterator[Finding]:
     """Cores and GPUs, and what training on several devices and compiled steps need."""
     cores = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else cores

@@ -43,8 +43,7 @@ def evaluate(
     from dograph.eval import evaluate as scoring
     from dograph.files import write_json
 
-    names = console.split_names(tasks)
-    request = options_as(scoring.EvalRequest, given, tasks=names)
+    request = options_as(scoring.EvalRequest, given, tasks=console.split_names(tasks))
     subject, corpus = scoring.find_subject(run), None
     if subject.run is not None:
         try:
