@@ -60,14 +60,13 @@ class Progress:
         self.bar: rich.progress.Progress | None = None  # from the first update shown on
 
     def _start_bar(self) -> None:
+        from rich import progress
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bar
 
-        head = TextColumn("{task.description}", markup=False)
-        note = TextColumn("{task.fields[note]}", markup=False)
-        console = Console(stderr=True)
-        self.bar = Bar(head, BarColumn(16), note, console=console, transient=self.transient)
+        head = progress.TextColumn("{task.description}", markup=False)
+        note = progress.TextColumn("{task.fields[note]}", markup=False)
+        columns, console = (head, progress.BarColumn(16), note), Console(stderr=True)
+        self.bar = progress.Progress(*columns, console=console, transient=self.transient)
         self.task = self.bar.add_task("", total=self.total, completed=self.first, note="")
         self.bar.start()
 

@@ -172,8 +172,7 @@ def median_estimate(values: Sequence[float], level: float = CONFIDENCE) -> Estim
 
 def median_record(estimate: Estimate) -> dict[str, Any]:
     """JSON of a median, as measurements of time write it."""
-    ends = {"low": estimate.low, "high": estimate.high}
-    median = {"median": estimate.value, **ends}
+    median = {"median": estimate.value, "low": estimate.low, "high": estimate.high}
     return median | {"confidence": estimate.level, "blocks": estimate.num}
 
 

@@ -84,11 +84,10 @@ def plan(
     if write_mixtures is not None:
         raise ConfigError("--write-mixtures is for new runs, --from-table for finished ones")
     _require_free(out, force=force)
-    for name, pair in (("--from-table", from_table), ("--test-table", test_table or ())):
-        for file in pair:
-            # With one file given, the command line takes the next option for the other.
-            if str(file).startswith("--") and not file.exists():
-                raise ConfigError(f"{name} takes two files, {TABLE}; the second is {file}")
+    for name, pair in (("--from-table", from_table), ("--test-table", test_table)):
+        # With one file given, the command line takes the next option for the other.
+        if pair and str(pair[1]).startswith("--") and not pair[1].exists():
+            raise ConfigError(f"{name} takes two files, {TABLE}; the second is {pair[1]}")
     from dograph.cli.plan_table import plan_from_table
 
     plan_from_table(method, settings or [], from_table, test_table, out, force)

@@ -78,8 +78,7 @@ class MixtureSampler(data.Sampler[int]):
         self.dataset, self.steps, self.world_size = dataset, steps, world_size
         self.batch_size = batch_size
         # What decides the samples of a step besides the corpus and the mixtures.
-        self._fixed: dict[str, Any] = {"seq_len": dataset.seq_len, "batch_size": batch_size}
-        self._fixed |= {"seed": seed}
+        self._fixed = dict[str, Any](seq_len=dataset.seq_len, batch_size=batch_size, seed=seed)
         self.draws = Sampler(dataset.corpus.train, **self._fixed)
         self._local = rank_slice(batch_size, rank, world_size)
         self.local_batch_size: int = self._local.stop - self._local.start
