@@ -5,7 +5,7 @@ The other modules of this package import Triton, so import them only where they 
 
 import importlib.util
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -41,10 +41,8 @@ def launch(
     """Run a kernel on the device of its first argument, which need not be the current one."""
     grid = (programs,) if isinstance(programs, int) else programs
     tensor: Tensor = args[0]
-    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
-        kernel[grid](*args, num_warps=warps, **constants)
-        return
-    with torch.cuda.device(tensor.device):
+    elsewhere = tensor.is_cuda and tensor.device.index != torch.cuda.current_device()
+    with torch.cuda.device(tensor.device) if elsewhere else nullcontext():
         kernel[grid](*args, num_warps=warps, **constants)
 
 

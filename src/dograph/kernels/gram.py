@@ -6,7 +6,6 @@ without tensor cores: the Gram is a sum of outer products, split along K over th
 Shapes: B samples, K sketch, N parts of K, X numbers in a row; P and PB are powers of two.
 """
 
-# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 from dataclasses import dataclass
 
 import torch

@@ -6,7 +6,6 @@ its labels no longer change: further iterations would not change them either.
 Shapes: B samples, M domains, R restarts, L trial seeds; PB, PM, PL are powers of two.
 """
 
-# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 import torch
 import triton
 import triton.language as tl

@@ -5,7 +5,6 @@ The twin is `Alignment._iterated` of dograph.domains.objectives, which has the f
 Shapes: M domains; P is a power of two.
 """
 
-# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 import torch
 import triton
 import triton.language as tl

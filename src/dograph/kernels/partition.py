@@ -5,7 +5,6 @@ The twin is the end of `kmeans` (best restart, numbering by size), then `partiti
 Shapes: B samples, M domains, R restarts; PB, PM, PR are powers of two.
 """
 
-# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 import torch
 import triton
 import triton.language as tl

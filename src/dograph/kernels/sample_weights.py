@@ -3,7 +3,6 @@
 Shapes: B samples, M domains; PB and PM are powers of two.
 """
 
-# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 import torch
 import triton
 import triton.language as tl

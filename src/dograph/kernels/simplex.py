@@ -8,7 +8,6 @@ sides are two of the padded columns.
 Shapes: M domains; P is a power of two, at least M + 2.
 """
 
-# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 import torch
 import triton
 import triton.language as tl
