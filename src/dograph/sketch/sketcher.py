@@ -192,7 +192,7 @@ class Sketcher:
 
     def _require_no_other_backward(self) -> None:
         """Refuse loss.backward(): taps detach the parameters, and it would fill the slots alone."""
-        slots = [slot for rule in self.rules for slot in rule.slots if slot is not None]
+        slots = [slot for rule in self.rules for slot in rule.slots]
         if any(slot.grad is not None for slot in slots):
             for slot in slots:
                 slot.grad = None
@@ -289,7 +289,7 @@ class Sketcher:
         self._running = False
         assert self._builder is not None
         slots = list(self._builder.slots.values())
-        with_vector = [rule for rule in self.rules if rule.calls and rule.slots.vector is not None]
+        with_vector = [rule for rule in self.rules if rule.calls and rule.vector_slot is not None]
         halves_of = [(r, pair) for r in self.rules for pair in r.halves_of_calls[: r.calls]]
         for rule in self.rules:  # checkpointed layers run again in the same way: tapped or not
             rule.taps, rule.calls = rule.calls > 0, 0
@@ -300,7 +300,7 @@ class Sketcher:
         strays = {n: self.parameters[n] for n in others} if self.reduces else {}
         wanted: list[Any] = [
             *slots,
-            *(rule.slots.vector for rule in with_vector),
+            *(rule.vector_slot for rule in with_vector),
             *(slot for _, pair in halves_of for slot in pair),
             *cut,
             *outputs,
