@@ -32,8 +32,7 @@ Vector = tuple["Rule", Tensor]  # a layer and per-sample gradients of its vector
 _HALF = (torch.bfloat16, torch.float16)
 _BUCKET = 1 << 23  # numbers in one all-reduce
 _LARGE = 1 << 22  # multiplications of a product that is worth a call of oneDNN
-_LOSSES = ("loss_B", "reference_loss_B", "excess_loss_B")
-_GATHERED = (*_LOSSES, "source_B", "sketch_BK", "block_norm_B")
+_GATHERED = ("loss_B", "reference_loss_B", "excess_loss_B", "source_B", "sketch_BK", "block_norm_B")
 
 
 @dataclass(slots=True)
@@ -61,16 +60,10 @@ class MicroBatchResult:
         return replace(self, loss_B=self.loss_B.detach(), pending=None)
 
 
-def deferred_backward(
-    halves: list[Half],
-    vectors: list[Vector],
-    rest: Callable[[Tensor], None] | None,
-    weight_B: Tensor,
-) -> None:
+def deferred_backward(halves: list[Half], vectors: list[Vector], weight_B: Tensor) -> None:
     """Mode `full`: each weight gradient from its layer's input and output gradient.
 
-    Modes `topdown` and `head` have these for the layers above the cut only. `rest` is the backward
-    of all other parameters.
+    Modes `topdown` and `head` have these for the layers above the cut only.
     """
     times_B = len(weight_B) * weight_B
     with torch.autocast(weight_B.device.type, enabled=False):
@@ -85,22 +78,15 @@ def deferred_backward(
                 for name, gradient in zip(rule.vectors, rule.split(part).values(), strict=True):
                     parameter = getattr(rule.module, name)
                     add_gradient(parameter, gradient.view_as(parameter))
-    if rest is not None:
-        rest(weight_B)
 
 
 def explicit_backward(
-    gradients: Gradients,
-    parameters: Mapping[str, nn.Parameter],
-    rest: Callable[[Tensor], None] | None,
-    weight_B: Tensor,
+    gradients: Gradients, parameters: Mapping[str, nn.Parameter], weight_B: Tensor
 ) -> None:
     """Modes `exact` and `reference`: the weighted sum of full per-sample gradients."""
     for name, gradient in gradients.items():
         weighted = torch.tensordot(weight_B.to(gradient.dtype), gradient, dims=1)
         add_gradient(parameters[name], weighted.view_as(parameters[name]))
-    if rest is not None:
-        rest(weight_B)
 
 
 def add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:

@@ -283,7 +283,7 @@ class Sketcher:
         self._sketched = True
         if self.mode == "reference":
             per_sample = gradients.one_backward_per_sample(loss_B, self.parameters)
-            return self._explicit(loss_B, per_sample, None)
+            return self._explicit(loss_B, per_sample)
         outputs = [] if self._seen is None else self._seen.outputs_of(loss_B)
         self._note_layers()
         self._running = False
@@ -325,14 +325,12 @@ class Sketcher:
         # Without the layers whose output does not reach the loss.
         vectors = [entry for entry in vectors if entry[-1] is not None]
         halves = [entry for entry in halves if entry[-1] is not None]
-        hidden_BTD = self._cut_hidden
-        cut_BTD = (hidden_BTD, grad_BTD) if hidden_BTD is not None else None
-        rest = partial(self._backward_rest, loss_B, cut_BTD) if cut_BTD or self.outside else None
         if self.mode == "exact":
-            return self._explicit(loss_B, gradients.materialised(halves, vectors), rest)
+            return self._explicit(loss_B, gradients.materialised(halves, vectors))
         pending = None
         if self.reduces:
-            pending = partial(gradients.deferred_backward, halves, vectors, rest)
+            fill = partial(gradients.deferred_backward, halves, vectors)
+            pending = partial(self._backward, fill, loss_B, self._cut_hidden, grad_BTD)
         self._cut_hidden = self._cut_leaf = None
         return self._builder.result(loss_B, self._builder.groups(sketches, vectors), pending)
 
@@ -376,17 +374,23 @@ class Sketcher:
                 100 * sum(self.outside.values()),
             )
 
-    def _backward_rest(
-        self, loss_B: Tensor, cut: tuple[Tensor, Tensor | None] | None, weight_B: Tensor
+    def _backward(
+        self,
+        fill: Callable[[Tensor], None],
+        loss_B: Tensor,
+        hidden_BTD: Tensor | None,
+        grad_BTD: Tensor | None,
+        weight_B: Tensor,
     ) -> None:
-        """The ordinary weighted backward: of the layers below the cut, and parameters outside.
+        """`fill` from taps; then an ordinary backward below the cut and of parameters outside.
 
         At the cut we have the residual stream and its gradient, which is scaled by the weights.
         Both start at once, because they may meet in the layers below.
         """
+        fill(weight_B)
         roots, grads = [], []
-        if cut is not None and cut[0].requires_grad and cut[1] is not None:  # trained below it
-            hidden_BTD, grad_BTD = cut[0], cut[1]
+        # Only if a layer below the cut is trained.
+        if hidden_BTD is not None and hidden_BTD.requires_grad and grad_BTD is not None:
             by_sample = grad_BTD.reshape(len(weight_B), -1, grad_BTD.shape[-1])
             roots.append(hidden_BTD)
             grads.append(gradients.scaled(by_sample, weight_B).view_as(hidden_BTD))
@@ -407,11 +411,10 @@ class Sketcher:
                 "first record sees this use, or use mode twopass"
             )
 
-    def _explicit(
-        self, loss_B: Tensor, per_sample: Gradients, rest: Callable[[Tensor], None] | None
-    ) -> MicroBatchResult:
+    def _explicit(self, loss_B: Tensor, per_sample: Gradients) -> MicroBatchResult:
         assert self._builder is not None
-        pending = partial(gradients.explicit_backward, per_sample, self.parameters, rest)
+        fill = partial(gradients.explicit_backward, per_sample, self.parameters)
+        pending = partial(self._backward, fill, loss_B, None, None)
         return self._builder.result(loss_B, self.sketch_gradients(per_sample), pending)
 
     def sketch_gradients(self, per_sample: Gradients) -> dict[str, Tensor]:
