@@ -6,11 +6,23 @@ The other modules of this package import Triton, so import them only where they 
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The samples as K-means uses them."""
+
+    gram_BB: Tensor  # inner products in the space clustered
+    weight_B: Tensor  # 1 for samples that count in centroids, 0 for those that only get a label
+    rounding_B: Tensor  # squared distances up to these, or the sum of two of them, are 0
+    spherical: bool  # centroids are unit directions
+
 
 _chosen: list[bool] = []  # a stack: the last one counts
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dograph.kernels import launch, power_of_two
+from dograph.kernels import Space, launch, power_of_two
 
 _PARTS = 128  # about as many programs as a GPU has multiprocessors
 
@@ -24,10 +24,8 @@ class Sorted:
 
     order_B: Tensor  # int64: the sample at each position
     raw_BB: Tensor  # Gram of the sketches
-    gram_BB: Tensor  # Gram in the space that is clustered
-    weight_B: Tensor
     finite_B: Tensor  # 1 or 0
-    rounding_B: Tensor
+    space: Space  # that is clustered
 
 
 def sorted_space(point_BK: Tensor, normalise: bool, same: float, ratio: float) -> Sorted:
@@ -63,8 +61,8 @@ def sorted_space(point_BK: Tensor, normalise: bool, same: float, ratio: float) -
     square = size * size
     raw_X, gram_X, row_X = result_X.split((square, square, 3 * size))
     weight_B, finite_B, rounding_B = row_X.view(3, size)
-    raw_BB, gram_BB = raw_X.view(size, size), gram_X.view(size, size)
-    return Sorted(order_B, raw_BB, gram_BB, weight_B, finite_B, rounding_B)
+    space = Space(gram_X.view(size, size), weight_B, rounding_B, normalise)
+    return Sorted(order_B, raw_X.view(size, size), finite_B, space)
 
 
 def _warps(side: int) -> int:
