@@ -444,12 +444,9 @@ class NormRule(Rule):
         return self.normalised(value, self.parameter("weight"), self.parameter("bias"))
 
     def vector(self, seen: Tensor, grad: Tensor) -> Tensor:
-        grad = widened(grad)
-        parts = []
+        parts = {"bias": widened(grad)}
         if "weight" in self.vectors:
             xhat = self.normalised(seen if self.kind == "rms in float32" else widened(seen))
-            # Over all axes but the sample's and the norm's own: tokens, heads of per-head norms.
-            parts.append(over_tokens(self.by_sample(grad * xhat)))
-        if "bias" in self.vectors:
-            parts.append(over_tokens(self.by_sample(grad)))
-        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+            parts["weight"] = parts["bias"] * xhat
+        # Over all axes but the sample's and the norm's own: tokens, heads of per-head norms.
+        return torch.cat([over_tokens(self.by_sample(parts[own])) for own in self.vectors], dim=1)

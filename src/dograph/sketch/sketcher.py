@@ -85,7 +85,8 @@ class Sketcher:
         self.reduces = mode != "twopass" and not (mode == "head" and self.sharded)
         self._cuts = mode in CUTTING and self.reduces
         self._exclude, self._given, self._group_of = exclude, rules, group_of
-        self._builder: SketchBuilder | None = None
+        self._builder: SketchBuilder
+        self._builder_for: tuple[Any, ...] = ()  # dtype, device and number of rules
         self._slots_for: tuple[Any, ...] = ()  # sizes, dtype and device of the open slots
         self.rules: list[Rule] = []
         self.head, output = head, output_layer(self.model, head) if mode == "head" else None
@@ -213,8 +214,6 @@ class Sketcher:
         self.rules = [rule for rule in self.rules if rule not in left_out]
         for rule in [*self.rules, *left_out]:
             rule.calls, rule.taps = 0, rule not in left_out
-        if left_out:
-            self._builder = None
         dtype, self._slots_for = self._slots_for[2], ()
         self._open(first.token_BT, dtype).draw(self.step)
 
@@ -225,8 +224,8 @@ class Sketcher:
         if dtype is None and torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
         dtype = dtype or next(iter(self.parameters.values())).dtype
-        if self._builder is None or self._builder.made_for != (dtype, device):
-            groups = self._group_of
+        if self._builder_for != (fits := (dtype, device, len(self.rules))):
+            self._builder_for, groups = fits, self._group_of
             self._builder = SketchBuilder(self.rules, self.projection, groups, dtype, device)
         if self._slots_for != (fits := (*shape, dtype, device)):
             self._slots_for = fits
@@ -287,7 +286,6 @@ class Sketcher:
         outputs = [] if self._seen is None else self._seen.outputs_of(loss_B)
         self._note_layers()
         self._running = False
-        assert self._builder is not None
         slots = list(self._builder.slots.values())
         with_vector = [rule for rule in self.rules if rule.calls and rule.vector_slot is not None]
         halves_of = [(r, pair) for r in self.rules for pair in r.halves_of_calls[: r.calls]]
@@ -412,14 +410,12 @@ class Sketcher:
             )
 
     def _explicit(self, loss_B: Tensor, per_sample: Gradients) -> MicroBatchResult:
-        assert self._builder is not None
         fill = partial(gradients.explicit_backward, per_sample, self.parameters)
         pending = partial(self._backward, fill, loss_B, None, None)
         return self._builder.result(loss_B, self.sketch_gradients(per_sample), pending)
 
     def sketch_gradients(self, per_sample: Gradients) -> dict[str, Tensor]:
         """The parts of the sketch of full gradients (B, *shape), by group."""
-        assert self._builder is not None
         return self._builder.groups_of_gradients(per_sample, self.step)
 
     def signals(self, loss_B: Tensor, source_B: Tensor | None = None) -> Signals:
