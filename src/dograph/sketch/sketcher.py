@@ -224,8 +224,8 @@ class Sketcher:
         if dtype is None and torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
         dtype = dtype or next(iter(self.parameters.values())).dtype
-        if self._builder_for != (fits := (dtype, device, len(self.rules))):
-            self._builder_for, groups = fits, self._group_of
+        if self._builder_for != (made_for := (dtype, device, len(self.rules))):
+            self._builder_for, groups = made_for, self._group_of
             self._builder = SketchBuilder(self.rules, self.projection, groups, dtype, device)
         if self._slots_for != (fits := (*shape, dtype, device)):
             self._slots_for = fits
