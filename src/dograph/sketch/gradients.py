@@ -31,6 +31,9 @@ Half = tuple["Rule", Tensor, Tensor]  # a layer, its input and the gradient of i
 Vector = tuple["Rule", Tensor]  # a layer and per-sample gradients of its vectors: (B, F)
 _HALF = (torch.bfloat16, torch.float16)
 _BUCKET = 1 << 23  # numbers in one all-reduce
+_HAS_ONEDNN = (
+    hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()
+)
 _LARGE = 1 << 22  # multiplications of a product that is worth a call of oneDNN
 _GATHERED = ("loss_B", "reference_loss_B", "excess_loss_B", "source_B", "sketch_BK", "block_norm_B")
 
@@ -119,7 +122,7 @@ def suits_onednn(first: Tensor, second: Tensor) -> bool:
     """
     single = first.dtype == second.dtype == torch.float32 and first.device.type == "cpu"
     large = single and first.numel() * second.shape[-1] >= _LARGE
-    return large and torch.backends.mkldnn.is_available() and not torch.compiler.is_compiling()
+    return large and _HAS_ONEDNN and not torch.compiler.is_compiling()
 
 
 def multiplied(first: Tensor, second_xy: Tensor) -> Tensor:
