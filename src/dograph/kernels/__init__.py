@@ -47,11 +47,8 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def launch(
-    kernel: Any, programs: int | tuple[int, int], *args: Any, warps: int, **constants: Any
-) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, warps: int, **constants: Any) -> None:
     """Run a kernel on the device of its first argument, which need not be the current one."""
-    grid = (programs,) if isinstance(programs, int) else programs
     tensor: Tensor = args[0]
     elsewhere = tensor.is_cuda and tensor.device.index != torch.cuda.current_device()
     with torch.cuda.device(tensor.device) if elsewhere else nullcontext():

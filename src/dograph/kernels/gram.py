@@ -39,7 +39,7 @@ def sorted_space(point_BK: Tensor, normalise: bool, same: float, ratio: float) -
     side = power_of_two(size, 16)
     launch(
         _outer_products,
-        len(part_NX),
+        (len(part_NX),),
         *(point_BK, part_NX, size, width),
         CHUNK=chunk,
         RATIO=ratio,
@@ -50,7 +50,7 @@ def sorted_space(point_BK: Tensor, normalise: bool, same: float, ratio: float) -
     order_B = torch.empty(size, dtype=torch.int64, device=point_BK.device)
     launch(
         _space,
-        1,
+        (1,),
         *(part_NX.sum(dim=0), result_X, order_B, size),
         SPHERICAL=normalise,
         SAME=same,

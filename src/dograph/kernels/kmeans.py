@@ -24,7 +24,7 @@ def restarts_by_kernel(
     side = power_of_two(size, 32)  # Triton 3.6 fails on some kernels of 16 rows
     launch(
         _restart,
-        restarts,
+        (restarts,),
         *(space.gram_BB, space.weight_B, space.rounding_B, race_MRLB, label_RB, inertia_R, size),
         M=num_domains,
         L=num_trials,

@@ -22,7 +22,7 @@ def aligned_by_kernel(
     side = power_of_two(num_domains, 4)
     launch(
         _align,
-        1,
+        (1,),
         *(gram_MM.contiguous(), present_M.contiguous().view(torch.uint8)),
         *(weight_M.contiguous(), result_M),
         M=num_domains,

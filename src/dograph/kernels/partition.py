@@ -26,7 +26,7 @@ def domains_by_kernel(
     side = power_of_two(size, 16)
     launch(
         _describe,
-        1,
+        (1,),
         *(batch.raw_BB, batch.order_B, batch.finite_B, label_RB, inertia_R),
         *(label_B, result_X, variance_M, size, restarts),
         M=num_domains,

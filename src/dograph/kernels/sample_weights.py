@@ -21,7 +21,7 @@ def share_out_by_kernel(
     all_finite = torch.empty_like(finite)
     launch(
         _share_out,
-        1,
+        (1,),
         *(domains.label_B.contiguous(), domains.share_M.contiguous(), weight_M.contiguous()),
         *(finite.view(torch.uint8), weight_B, all_finite.view(torch.uint8), size),
         M=num_domains,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Gradients = dict[str, Tensor]
 Half = tuple["Rule", Tensor, Tensor]  # a layer, its input and the gradient of its output
 Vector = tuple["Rule", Tensor]  # a layer and per-sample gradients of its vectors: (B, F)
-_HALF = (torch.bfloat16, torch.float16)
+HALF = (torch.bfloat16, torch.float16)
 _BUCKET = 1 << 23  # numbers in one all-reduce
 _HAS_ONEDNN = (
     hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()
@@ -100,7 +100,7 @@ def add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
 
 def add_product(parameter: nn.Parameter, first_Nx: Tensor, second_Ny: Tensor, times: float) -> None:
     """Add `times` the sum over rows of first second' to `.grad`, summed and stored in float32."""
-    if not (first_Nx.is_cuda and first_Nx.dtype in _HALF and parameter.dtype == torch.float32):
+    if not (first_Nx.is_cuda and first_Nx.dtype in HALF and parameter.dtype == torch.float32):
         product = summed_over_rows(first_Nx, second_Ny)
         wide = torch.promote_types(product.dtype, torch.float32)
         add_gradient(parameter, product.to(wide).mul_(times))
@@ -156,7 +156,7 @@ def scaled(value: Tensor, times_B: Tensor) -> Tensor:
     broadcast product of bfloat16 reaches a third of an H200's memory bandwidth
     (benchmarks/results), so on a GPU a Triton kernel replaces it.
     """
-    narrow = value.dtype in (*_HALF, torch.float32)
+    narrow = value.dtype in (*HALF, torch.float32)
     if narrow and value.is_contiguous() and usable(value):
         from dograph.kernels.gradients import scaled_by_kernel
 

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dograph.errors import ConfigError
-from dograph.sketch.gradients import Gradients, add_product, add_rows, multiplied, scaled
+from dograph.sketch.gradients import HALF, Gradients, add_product, add_rows, multiplied, scaled
 
 NormKind = Literal["layer", "rms", "rms in float32"]
 
@@ -275,7 +275,7 @@ class Rule:
 def summed_products(first_BTq: Tensor, second_BTp: Tensor) -> Tensor:
     """Sum over tokens of first second' for each sample, in float32 or better: (B, q p)."""
     first_BqT = first_BTq.mT
-    if first_BTq.is_cuda and first_BTq.dtype in (torch.bfloat16, torch.float16):
+    if first_BTq.is_cuda and first_BTq.dtype in HALF:
         product_Bqp = torch.bmm(first_BqT, second_BTp, out_dtype=torch.float32)
     else:
         product_Bqp = torch.bmm(widened(first_BqT), widened(second_BTp))
