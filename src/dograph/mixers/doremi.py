@@ -125,10 +125,6 @@ REMEDY = (
     "lower mixer.eta (to 0.1, say), and use batches that hold every source: with few samples of a "
     "source its excess is mostly noise"
 )
-DATA = (
-    "every proxy run has a seed of its own, so the DoReMi proxy reads its data in another order "
-    "than its reference (the authors reversed the shards)"
-)
 
 
 class DoReMiOptions(DoReMiUpdate):
@@ -163,7 +159,7 @@ class DoReMi(Planner):
         weights = lab.tokens if drawn is None else drawn
         total = sum(weights.values())
         reference = {name: weights.get(name, 0) / total for name in lab.tokens}
-        self.findings = {"rounds": rounds, "converged": False, "data": DATA}
+        self.findings = {"rounds": rounds, "converged": False}
         for number in range(1, self.options.rounds + 1):
             outcome = self._round(lab, number, drawn)
             average = outcome.average

@@ -276,7 +276,6 @@ def _findings(
         "runs": len(rows.runs),
         "sources": list(rows.table.sources),
         "targets": rows.shares,
-        "all_targets": list(rows.table.targets),
         "prior": dict(rows.prior),
         "caps": {name: cap for name, cap in rows.by_source(rows.cap_S).items() if cap < 1},
         "surrogate": {
