@@ -259,8 +259,8 @@ class MixingLaw(SweepPlanner):
             run = f"mixture {n % number + 1}"
             for source in result.losses:
                 curves[float(result.parameters), run, source] = late_curve(result, source)
-        size = float(lab.parameters if self.options.sizes else results[0].parameters)
-        losses, findings = nest(curves, size=size, tokens=lab.budget)
+        goal = float(lab.parameters if self.options.sizes else results[0].parameters)
+        losses, findings = nest(curves, size=goal, tokens=lab.budget)
         return self._best("mixing-law", lab, mixtures, losses, findings).mixture
 
 
