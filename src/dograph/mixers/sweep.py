@@ -173,7 +173,6 @@ class RegMix(SweepPlanner):
     """Draw from the mean of the simulated mixtures whose predicted loss is lowest."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__()
         self.options: RegMixOptions = RegMixOptions(**options)
 
     def plan(self, lab: Lab) -> Mixture:
@@ -191,7 +190,7 @@ class RegMix(SweepPlanner):
             rounds.append({"proxies": number, "surrogate": fitted, **best})
         assert proposal is not None
         if self.options.rounds:
-            self.findings["rounds"] = rounds
+            self.findings = {**self.findings, "rounds": rounds}
         return proposal.mixture
 
     def _next_round(self, lab: Lab, fitted: Proposal, number: int, done: int) -> list[Mixture]:
@@ -239,7 +238,6 @@ class MixingLaw(SweepPlanner):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__()
         self.options: MixingLawOptions = MixingLawOptions(**options)
 
     def plan(self, lab: Lab) -> Mixture:

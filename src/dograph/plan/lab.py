@@ -281,7 +281,7 @@ def make_plan(
         proxies=len(results),
         cached=len(proxies.cached),
     )
-    return Plan(mixture, provenance, planner.findings, cost, planner.table)
+    return Plan(mixture, provenance, dict(planner.findings), cost, planner.table)
 
 
 def forecast_plan(target: RunConfig, proxy: RunConfig, *, lab: Path) -> str:
