@@ -14,19 +14,21 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
-demo: $(READY)  ## plain mixing beside DoGraph on the embedded corpus, then domains that were planted
-	$(BIN)/dograph data prepare demo --out data/demo
-	rm -rf $(RUNS)/demo-natural $(RUNS)/demo-dograph $(RUNS)/demo-planted
-	$(BIN)/dograph train demo mixer.name=natural run=$(RUNS)/demo-natural
-	$(BIN)/dograph train demo run=$(RUNS)/demo-dograph
+demo: $(READY)  ## junk drawn less, bad documents named, hidden domains found; a page of it all
+	$(BIN)/dograph data prepare junk --toward junk@trusted --strata 8 --out data/junk
+	rm -rf $(RUNS)/demo-natural $(RUNS)/demo-trusted $(RUNS)/demo-planted
+	$(BIN)/dograph train demo data.corpus=data/junk mixer.name=natural sketch.mode=head train.on_spike=warn run=$(RUNS)/demo-natural
+	$(BIN)/dograph train demo data.corpus=data/junk mixer.name=dsir run=$(RUNS)/demo-trusted
 	$(BIN)/dograph train planted run=$(RUNS)/demo-planted
-	$(BIN)/dograph show losses $(RUNS)/demo-natural $(RUNS)/demo-dograph
-	@echo "What DoGraph's model perceives on the demo corpus:"
-	$(BIN)/dograph show graph $(RUNS)/demo-dograph
-	@echo "Four sources were planted, told apart only by which word follows which. Found:"
+	@echo "1. A third of the text is junk that nobody labelled. Scored towards trusted text, it is drawn less:"
+	$(BIN)/python examples/junk_drawn.py $(RUNS)/demo-natural $(RUNS)/demo-trusted
+	$(BIN)/dograph show losses $(RUNS)/demo-natural $(RUNS)/demo-trusted
+	@echo "2. Documents with unusual gradients, named while the model trained on them:"
+	$(BIN)/dograph show spikes $(RUNS)/demo-natural
+	@echo "3. DoGraph: four sources were planted, told apart only by which word follows which. Found:"
 	$(BIN)/dograph show graph $(RUNS)/demo-planted
-	@echo "runs: $(RUNS)/demo-natural $(RUNS)/demo-dograph $(RUNS)/demo-planted"
-	$(BIN)/dograph report $(RUNS)/demo-natural $(RUNS)/demo-dograph $(RUNS)/demo-planted --out $(RUNS)/demo.html
+	@echo "runs: $(RUNS)/demo-natural $(RUNS)/demo-trusted $(RUNS)/demo-planted"
+	$(BIN)/dograph report $(RUNS)/demo-natural $(RUNS)/demo-trusted $(RUNS)/demo-planted --out $(RUNS)/demo.html
 	@echo "open it in a browser: $(RUNS)/demo.html"
 
 test: $(READY)  ## the fast suite, under 6 minutes on two cores

@@ -109,9 +109,9 @@ def silent(*_):
 def made(asked, request=None):
     """The outcome, what is stored of it, the text of the page, and what was trained."""
     pool, request, asks = Here(), request or EvalRequest(), build_asks(asked)
-    session.check(asked, asks, request, silent)
-    study = session.train(asked, asks, pool, silent)
-    outcome = session.finish(study, request, asked.folder, silent)
+    session.check(asked, next(iter(asks.values())), request, silent)
+    studies = session.train(asked, asks, pool, silent)
+    outcome = session.finish(studies, request, asked.folder, silent)
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     print_outcome(console, asked.artefact, outcome)
     stored = json.loads((asked.folder / "reproduce.json").read_text())

@@ -148,6 +148,11 @@ def logged_row(rng, *, compact):
     row |= (
         {"data/*/epochs": epochs} if compact else {f"data/{s}/epochs": epochs[s] for s in SOURCES}
     )
+    for end in ("scale_samples", "scale_low_samples", "scale_high_samples"):
+        scales = {source: 1e3 * rng.random() for source in SOURCES}
+        by_source = {f"noise/{s}/{end}": scales[s] for s in SOURCES}
+        row |= {f"noise/{end}": 1e3 * rng.random()}
+        row |= {f"noise/*/{end}": scales} if compact else by_source
     return {**(rounded(row) if compact else row), "memory/peak_bytes": 3_123_456_789}
 
 

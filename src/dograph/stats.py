@@ -16,9 +16,8 @@ Shapes: N seeds, M methods, S sources, n blocks of a source, R resamples.
 """
 
 import math
-import operator
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -147,13 +146,10 @@ def mean_estimate(value_N: Sequence[float] | np.ndarray, family: int = 1) -> Est
 
 
 def paired_difference(
-    own: Mapping[int, float],
-    other: Mapping[int, float],
-    family: int = 1,
-    of: Callable[[float, float], float] = operator.sub,
+    own: Mapping[int, float], other: Mapping[int, float], family: int = 1
 ) -> Estimate:
-    """The mean of `of` (own minus other), paired over the seeds that both have."""
-    return mean_estimate([of(own[seed], other[seed]) for seed in own if seed in other], family)
+    """The mean of own minus other, paired over the seeds that both have."""
+    return mean_estimate([own[seed] - other[seed] for seed in own if seed in other], family)
 
 
 def median_estimate(values: Sequence[float], level: float = CONFIDENCE) -> Estimate:

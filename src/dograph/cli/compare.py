@@ -18,7 +18,7 @@ def compare(
     mixers: str = option(
         "all",
         "all that can run, or names with options, separated by commas without spaces: dograph, "
-        "paper=dograph\\[recipe=paper], my:Mixer\\[a=1]; or a YAML file",
+        "paper=dograph\\[recipe=paper], head=dograph\\[sketch.mode=head], my:Mixer\\[a=1]",
     ),
     seeds: str = option("5", console.SEEDS),
     out: Path = option(Path("compare/demo"), "folder of the comparison"),

@@ -79,7 +79,8 @@ def print_table(
     left: Sequence[str] = ("source",),
     **style: Any,
 ) -> None:
-    """Print a table; columns are right-aligned and never wrapped, except those in `left`."""
+    """Print a table of plain text; columns not in `left` are right-aligned and never wrapped."""
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(**style)
@@ -87,7 +88,7 @@ def print_table(
         is_number = column not in left
         table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     open_console().print(table)
 
 

@@ -26,11 +26,8 @@ def export(
     docs/mixtures.md say which.
     """  # noqa: D301
     from dograph.files import write_text
-    from dograph.mixtures.export import FORMATS, export_mixture
+    from dograph.mixtures.export import export_mixture
 
-    if to == "list":
-        print("\n".join(FORMATS))
-        return
     if mixture is None:
         if to != "yaml" or place or corpus or out:
             raise ConfigError(

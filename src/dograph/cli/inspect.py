@@ -59,15 +59,13 @@ def inspect(
 def _print(result: "Inspection") -> None:
     """Losses, separation of sources, the domains, and samples of each."""
     from rich.box import SIMPLE_HEAD
-    from rich.markup import escape
 
     from dograph.eval.recorded import agreement_line, edge_table, node_table
 
     def show(title: str, columns: str, rows: list[list[str]]) -> None:
         words = ("source", "sources", "text")
-        escaped = [[escape(cell) for cell in row] for row in rows]
         style = {"title": title, "box": SIMPLE_HEAD, "padding": (0, 1)}
-        print_table(columns.split(", "), escaped, words, **style)
+        print_table(columns.split(", "), rows, words, **style)
 
     def figure(value: float | None) -> str:
         return "" if value is None else f"{value:.4g}"

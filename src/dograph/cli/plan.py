@@ -165,7 +165,6 @@ def _plan_with_proxies(
     """Train proxies and plan with them; without `where`, print the cost of the first ones."""
     from dograph.config import merge, parse_override
     from dograph.data.corpus import Corpus
-    from dograph.mixtures.file import MixtureFile
 
     run, _ = _opened(method, settings)
     from dograph.plan.lab import default_proxy, forecast_plan, make_plan
@@ -178,33 +177,30 @@ def _plan_with_proxies(
     pool = console.open_pool(run.train.device, *where)
     with console.stoppable(f"finished proxies are in {lab}"), pool:
         result = make_plan(run, smaller, lab=lab, pool=pool, command=console.command())
-    weights, findings = dict(result.mixture.weights), result.findings
-    file = MixtureFile(weights=weights, provenance=result.provenance, findings=findings)
     corpus = Corpus(run.data.corpus)
-    deliver(file, corpus.tokens_by_source(), out, force, settings, run, corpus, result)
+    deliver(result, corpus.tokens_by_source(), out, force, settings, run, corpus)
 
 
 def deliver(
-    file: "MixtureFile",
+    file: "MixtureFile | Plan",
     before: Mapping[str, float],
     out: Path,
     force: bool,
     settings: list[str],
     run: "RunConfig | None",
     corpus: "Corpus | None",
-    result: "Plan | None" = None,
 ) -> None:
     """Write a plan; print its weights next to `before`, its cost, its fit and how to use it.
 
     Without `force` a plan that its runs do not support is printed, not written. `before` is the
-    corpus' own mixture, or without proxies (`result` is None) the prior. If the run is known, the
-    table also shows how often it will read each source.
+    corpus' own mixture, or without proxies (`file` is no `Plan`) the prior. If the run is known,
+    the table also shows how often it will read each source.
     """
     from dograph.mixtures.file import write_mixture
     from dograph.mixtures.tables import write_table
 
     weights, findings = file.weights, file.findings
-    table = None if result is None else result.table
+    cost, table = getattr(file, "cost", None), getattr(file, "table", None)
     refusal = None if force else _refusal(out, findings, has_proxies=table is not None)
     if refusal is None:
         write_mixture(out, file)
@@ -213,9 +209,9 @@ def deliver(
     epochs, repeats = dict[str, float](), list[str]()
     if run is not None and corpus is not None:
         epochs, repeats = _repeats(run, corpus, file)
-    kind, meaning = "natural", "share of the corpus' tokens"
-    if result is None:
-        kind, meaning = "prior", "the mixture that the plan starts from"
+    kind, meaning = "prior", "the mixture that the plan starts from"
+    if cost is not None:
+        kind, meaning = "natural", "share of the corpus' tokens"
     rows, total = [], sum(before.values())
     for name in dict.fromkeys([*before, *weights]):
         cells = [name, f"{before.get(name, 0) / total:.4f}", f"{weights.get(name, 0):.4f}"]
@@ -223,15 +219,14 @@ def deliver(
     titles = ("source", kind, "planned", *(["epochs"] if epochs else []))
     print_table(titles, rows, box=None, pad_edge=False)
     print(f"{kind}: {meaning}{'; epochs: how often the run reads a source' if epochs else ''}")
-    if result is not None:
-        cost = result.cost
+    if cost is not None:
         cached = f" ({cost.cached} from the lab)" if cost.cached else ""
         spent = f"{duration(cost.seconds)} of training, {cost.flops:.2e} FLOPs"
         print(f"cost: {cost.proxies} proxies{cached}, {spent}")
     warn([note for note in findings.get("notes", []) if note not in str(refusal)], "note")
     warn(findings.get("advice", []), "advice")
     warn(repeats)
-    if result is None or table is not None:
+    if "surrogate" in findings:
         _print_fit(findings)
     if table is not None:
         mixtures, losses = table_files(out)
@@ -282,11 +277,6 @@ def _print_fit(findings: Mapping[str, Any]) -> None:
             if scores:
                 print(f"  {name} on the test table ({held_out['runs']} runs): {_scores(scores)}")
         warn(held_out["notes"], "note")
-    for row in findings.get("simulation", {}).get("sensitivity", []):
-        print(
-            f"  averaging the best {row['top']}: predicted loss {row['predicted_loss']:.4f}, "
-            f"{row['distance']:.3f} (L1) from the plan"
-        )
     predicted, best = findings["predicted"], findings["predicted"]["best_run"]
     print(
         f"predicted loss: {predicted['proposal']:.4f}, of the prior {predicted['prior']:.4f}; best "

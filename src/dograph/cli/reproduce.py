@@ -97,19 +97,19 @@ def _run(
     corpus_folder = json.dumps(str(console.ensured(wanted.corpus_name)))  # quoted, as YAML
     wanted = replace(wanted, settings=(*wanted.settings, f"data.corpus={corpus_folder}"))
     asks, folder = build_asks(wanted), wanted.folder
+    ask = next(iter(asks.values()))  # others differ only in the model
     with stages("items") as report:
-        corpus = session.check(wanted, asks, request, report)
+        corpus = session.check(wanted, ask, request, report)
     if dry_run:
-        for line in session.forecast(asks, corpus):
-            print(line)
+        for ask in asks.values():
+            print("\n".join(session.forecast(ask, corpus)))
         return
-    device = next(iter(asks.values())).config.train.device
     try:
         with console.stoppable(f"finished cells are in {folder}"):
-            with console.open_pool(device, *where) as pool:
-                study = session.train(wanted, asks, pool, say)
+            with console.open_pool(ask.config.train.device, *where) as pool:
+                studies = session.train(wanted, asks, pool, say)
             with stages("models", live=request.using == "builtin") as report:
-                outcome = session.finish(study, request, folder, report)
+                outcome = session.finish(studies, request, folder, report)
     except KeyboardInterrupt:
         say("stopped; nothing is lost: the same command continues")
         sys.exit(130)

@@ -58,22 +58,23 @@ def show(
         return
     if len(runs) > 1:
         raise ConfigError(f"`show {what}` takes one run, got {len(runs)}; show them one by one")
-    if what in ("noise", "spikes"):
-        from dograph.eval.recorded import noise_table, proposal, watched_lines
+    skipped = Skipped()
+    if what == "noise":
+        from dograph.eval.recorded import noise_table, proposal
 
-        skipped, shown = Skipped(), console.open_console()
-        parts: list[Any] = watched_lines(runs[0], skipped) if what == "spikes" else []
-        if what == "noise":
-            parts = [noise_table(runs[0], skipped), *proposal(runs[0], skipped)]
-        for part in parts:
-            shown.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
-        warn(skipped.warnings())
+        console.open_console().print(noise_table(runs[0], skipped))
+        print(*proposal(runs[0], skipped), sep="\n")
+    elif what == "spikes":
+        from dograph.eval.recorded import watched_lines
+
+        print(*watched_lines(runs[0], skipped), sep="\n")
     elif what == "graph":
-        _graph(runs[0], step, out)
+        _graph(runs[0], step, out, skipped)
     elif step is None:
         raise ConfigError(f"`show {what}` shows one step: add --step, as in --step 100")
     else:
-        (_weights if what == "weights" else _samples)(runs[0], step, as_json)
+        (_weights if what == "weights" else _samples)(runs[0], step, as_json, skipped)
+    warn(skipped.warnings())
 
 
 def print_losses(runs: list[Path]) -> None:
@@ -84,12 +85,11 @@ def print_losses(runs: list[Path]) -> None:
     warn(skipped.warnings())
 
 
-def _graph(run: Path, step: int | None, out: Path | None) -> None:
+def _graph(run: Path, step: int | None, out: Path | None, skipped: Skipped) -> None:
     from dograph.domains.graph import write_graph
     from dograph.eval import recorded
     from dograph.train.run_dir import RunDirectory
 
-    skipped = Skipped()
     graph = recorded.read_graph(run, step, skipped)
     if out is None:
         shown = console.open_console()
@@ -102,18 +102,13 @@ def _graph(run: Path, step: int | None, out: Path | None) -> None:
         print(f"{out}: {len(graph.nodes)} domains after step {graph.step}")
     if not recorded.domains_last(RunDirectory(run).config()):
         print(f"note: {recorded.RANKED}")
-    warn(skipped.warnings())
 
 
-def _weights(run: Path, step: int, as_json: bool) -> None:
+def _weights(run: Path, step: int, as_json: bool, skipped: Skipped) -> None:
     """The domains of a step and its samples, with domain and weight where they are known."""
-    from rich.markup import escape
-
     from dograph.eval.recorded import explain_step, samples_of_step
 
-    skipped = Skipped()
     samples, explained = samples_of_step(run, step, skipped), explain_step(run, step, skipped)
-    warn(skipped.warnings())
     per_sample = {"domain": explained.domain_B, "weight": explained.weight_B}
     for i, sample in enumerate(samples):
         for name, values in per_sample.items():
@@ -140,22 +135,18 @@ def _weights(run: Path, step: int, as_json: bool) -> None:
     for sample in samples:
         cells = [sample[name] for name in numbers]
         shown = [f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in cells]
-        rows.append([*shown, escape(str(sample["source"])), escape(_preview(sample, PREVIEW))])
+        rows.append([*shown, str(sample["source"]), _preview(sample, PREVIEW)])
     words = ("source", "text")
     print_table([*numbers, *words], rows, words, title="samples", **PLAIN)
     _describe(run, step)
 
 
-def _samples(run: Path, step: int, as_json: bool) -> None:
-    from rich.markup import escape
-
+def _samples(run: Path, step: int, as_json: bool, skipped: Skipped) -> None:
     from dograph.eval.recorded import labels_of_step, samples_of_step
     from dograph.train.run_dir import RunDirectory
 
-    skipped, rows = Skipped(), list[list[str]]()
-    samples = samples_of_step(run, step, skipped)
+    samples, rows = samples_of_step(run, step, skipped), list[list[str]]()
     known = labels_of_step(RunDirectory(run), step, skipped)["domain"]
-    warn(skipped.warnings())
     if as_json:
         for sample in samples:
             print(json.dumps(sample, ensure_ascii=False))
@@ -166,15 +157,13 @@ def _samples(run: Path, step: int, as_json: bool) -> None:
         sample["domain"] = known[i] if known else None
         sample["input"] = f"{sample['input']}:{sample['line']}"
         sample["text"] = _preview(sample, SHOW_PREVIEW)
-        rows.append([escape(str(sample[name])) for name in columns])
+        rows.append([str(sample[name]) for name in columns])
     print_table(columns, rows, words, title=f"{run}, step {step}: {len(rows)} samples")
     _describe(run, step)
 
 
 def _describe(run: Path, step: int, *, is_shown: bool = True) -> dict[int, str]:
     """Print what sets domains that last apart; return the most telling words of each."""
-    from rich.markup import escape
-
     from dograph.eval.describe import corpus_of, describe_domains
     from dograph.eval.recorded import domains_last
     from dograph.train.run_dir import RunDirectory
@@ -187,7 +176,7 @@ def _describe(run: Path, step: int, *, is_shown: bool = True) -> dict[int, str]:
     for number, own in profiles.items():
         texts = [_preview({"text": block.text(corpus)}, PREVIEW) for block in own.typical if corpus]
         cells = (", ".join(own.words), ", ".join(own.sources), "\n".join(texts))
-        rows.append([str(number), str(own.samples), *map(escape, cells)])
+        rows.append([str(number), str(own.samples), *cells])
     if rows and is_shown:
         title = "what sets domains apart; sources: share (of all samples); texts: typical ones"
         words = ("words", "sources", "texts")

@@ -6,18 +6,18 @@ dograph                          a mixer by name
 dograph[recipe=paper]            with options, parsed as YAML
 paper=dograph[recipe=paper]      under a label
 my_module:MyMixer[strength=2]    a mixer of your own
+head=dograph[sketch.mode=head]   with its own settings of the sketch or the optimizer
 all                              every method that can run with the settings
-methods.yaml                     a file: label: {mixer: {...}, sketch: {...}}
 """
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from dograph.config import RunConfig, merge, parse_config, parse_override, read_yaml
+from dograph.config import RunConfig, merge, parse_config, parse_override
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, RunError
 from dograph.files import write_json
@@ -27,17 +27,18 @@ from dograph.records import Skipped, read_record
 from dograph.renamed import with_new_settings
 
 Budget = Literal["tokens", "compute"]
+OWN = ("sketch", "optim")  # sections of the configuration that a method may set for itself
 ASK = "ask.json"
 MAX_SETTINGS = 8  # shown of a method or proxy that only one side has
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedMethod:
-    """One row of the table. All settings but `mixer` and `sketch` are the same for all methods."""
+    """One row of the table. All settings but these are the same for all methods."""
 
     label: str
     mixer: Mapping[str, Any]  # name and options, as in a configuration
-    sketch: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)  # settings, of the sections in OWN
     of_all: bool = False  # left out if it cannot run: `without_unable`
 
     def __post_init__(self) -> None:
@@ -48,8 +49,8 @@ class ComparedMethod:
             )
 
     def config(self, base: RunConfig) -> RunConfig:
-        """The configuration `base` with this method's mixer and sketch."""
-        values = merge(base.model_dump(mode="json"), {"sketch": dict(self.sketch)})
+        """The configuration `base` with this method's mixer and settings."""
+        values = merge(base.model_dump(mode="json"), dict(self.own))
         return parse_config(values | {"mixer": dict(self.mixer)}, f"method {self.label}")
 
     def built(self) -> Mixer:
@@ -67,24 +68,24 @@ class ComparedMethod:
         return "sketch" in mixer_class(self.mixer["name"]).needs and not self.is_planned
 
 
-def parse_methods(text: str, base: RunConfig, baseline: str) -> list[ComparedMethod]:
+def parse_methods(
+    text: str, base: RunConfig, baseline: str, short: Mapping[str, str] | None = None
+) -> list[ComparedMethod]:
     """The methods named in `text`; the baseline comes first and is added if missing.
 
-    A method with a label of its own replaces the one of `all` with that label.
+    A method with a label of its own replaces the one of `all` with that label. `short` has names
+    for whole specifications.
     """
-    methods: list[ComparedMethod] = []
-    for part in _split(text):
-        if Path(part).suffix in (".yaml", ".yml"):
-            for label, content in read_yaml(Path(part)).items():
-                methods.append(_from_file(part, str(label), content, base))
-        elif part == "all":
+    short, methods = short or {}, list[ComparedMethod]()
+    for part in (short.get(part, part) for part in _split(text)):
+        if part == "all":
             methods += [replace(_named(name, base), of_all=True) for name in MIXERS]
         else:
             methods.append(_named(part, base))
     if not methods:
         raise ConfigError("--mixers names no mixer; give all, or names such as uniform,dograph")
     first = next((method for method in methods if method.label == baseline), None)
-    first = first or _named(baseline, base)
+    first = first or _named(short.get(baseline, baseline), base)
     methods = [replace(first, of_all=False), *(own for own in methods if own is not first)]
     named = {method.label for method in methods if not method.of_all}
     methods = [own for own in methods if not own.of_all or own.label not in named]
@@ -130,19 +131,9 @@ def _named(text: str, base: RunConfig) -> ComparedMethod:
         options = base.mixer.options
     derived = name if inside is None else f"{name}-{inside}"
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", derived).strip("-.")
-    return ComparedMethod(label or slug, {"name": name, **options})
-
-
-def _from_file(file: str, label: str, content: Any, base: RunConfig) -> ComparedMethod:
-    if isinstance(content, str):
-        return _named(f"{label}={content}", base)
-    mixer = content.get("mixer") if isinstance(content, Mapping) else None
-    if not isinstance(mixer, Mapping) or "name" not in mixer or set(content) - {"mixer", "sketch"}:
-        raise ConfigError(
-            f"{file}: {label} must be a mixer's name, or hold `mixer: {{name: ...}}` and "
-            f"optionally `sketch`, got {content!r}. Other settings are the same for all methods"
-        )
-    return ComparedMethod(label, dict(mixer), dict(content.get("sketch") or {}))
+    own = {section: options[section] for section in OWN if section in options}
+    mixer = {"name": name, **{key: options[key] for key in options if key not in own}}
+    return ComparedMethod(label or slug, mixer, own)
 
 
 def _split(text: str) -> list[str]:
@@ -183,7 +174,7 @@ class Ask:
             "corpus": corpus_digest(corpus),
             "baseline": self.methods[0].label,
             "methods": {
-                method.label: {"mixer": dict(method.mixer), "sketch": dict(method.sketch)}
+                method.label: {"mixer": dict(method.mixer), "sketch": {}, **method.own}
                 for method in self.methods
             },
             "seeds": list(self.seeds),
@@ -214,11 +205,22 @@ class Ask:
         joined = stored if self.budget == "compute" else widened(stored, asked)
         if shared:
             own = widened(asked, stored) | {"baseline": stored["baseline"]}
-            self._write(joined, differences(joined, own))
         else:
             only_adds_seeds = set(stored["seeds"]) <= set(asked["seeds"])
-            joined = joined | {"seeds": (asked if only_adds_seeds else stored)["seeds"]}
-            self._write(asked, differences(joined, asked))
+            joined, own = joined | {"seeds": (asked if only_adds_seeds else stored)["seeds"]}, asked
+        if lines := list(differences(joined, own)):
+            raise RunError(
+                f"{self.out} holds another comparison:\n  "
+                + "\n  ".join(lines[:12])
+                + f"\nUse the settings it was made with, or another folder: --out {self.out}-2"
+            )
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            write_json(self.out / ASK, joined if shared else asked)
+        except OSError as error:
+            raise RunError(
+                f"--out={self.out} cannot be written: {error.strerror}; use another folder"
+            ) from error
 
     def _stored_record(self) -> dict[str, Any] | None:
         """The record of the comparison in the folder; None if the folder is empty or missing."""
@@ -232,22 +234,6 @@ class Ask:
         if self.out.is_dir() and any(self.out.iterdir()):
             raise RunError(f"{self.out} is not empty and holds no comparison; use another --out")
         return None
-
-    def _write(self, record: dict[str, Any], contradictions: Iterable[str]) -> None:
-        """Write the record of the folder, unless the stored one contradicts the request."""
-        if lines := list(contradictions):
-            raise RunError(
-                f"{self.out} holds another comparison:\n  "
-                + "\n  ".join(lines[:12])
-                + f"\nUse the settings it was made with, or another folder: --out {self.out}-2"
-            )
-        try:
-            self.out.mkdir(parents=True, exist_ok=True)
-            write_json(self.out / ASK, record)
-        except OSError as error:
-            raise RunError(
-                f"--out={self.out} cannot be written: {error.strerror}; use another folder"
-            ) from error
 
 
 def with_present_names(record: dict[str, Any]) -> dict[str, Any]:

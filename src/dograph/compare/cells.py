@@ -22,7 +22,7 @@ from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import DographError
 from dograph.files import write_json
-from dograph.mixtures.file import MixtureFile, read_mixture_file, write_mixture
+from dograph.mixtures.file import read_mixture_file, write_mixture
 from dograph.plan.jobs import Stopped
 from dograph.plan.lab import PlanCost, make_plan
 from dograph.plan.pool import Pool
@@ -82,11 +82,10 @@ def _plan(ask: Ask, method: ComparedMethod, seed: int | None, pool: Pool, say: S
         assert ask.proxy is not None
         say(f"plan of {stem}:")
         if seed is not None:
-            method = ComparedMethod(method.label, {**method.mixer, "seed": seed})
+            method = replace(method, mixer={**method.mixer, "seed": seed})
         target = method.config(ask.config)
         plan = make_plan(target, ask.proxy, lab=ask.lab, pool=pool, command=ask.command)
-        parts = {"weights": dict(plan.mixture.weights), "findings": plan.findings}
-        write_mixture(file, MixtureFile(**parts, provenance=plan.provenance))
+        write_mixture(file, plan)
         write_json(cost_file, asdict(plan.cost))
         cost = plan.cost
     mixture = read_mixture_file(file)

@@ -340,7 +340,20 @@ def build_findings(
 def _cell(
     cell: Cell, result: Result | None, error: str | None, tokens: Mapping[str, int]
 ) -> CellFindings:
-    row = CellFindings(
+    known: dict[str, Any] = {}
+    if result is not None:
+        loss_S = np.array(list(result.losses.values()))
+        share_S = np.array([float(tokens[source]) for source in result.losses])
+        planning = 0.0 if cell.plan is None else cell.plan.seconds
+        known = {
+            "seconds": RunCost(result.seconds, planning, result.seconds + planning),
+            "peak_bytes": result.peak_bytes,
+            "losses": dict(result.losses),
+            "summaries": {k: float(v) for k, v in stats.summaries(loss_S, share_S).items()},
+            "epochs": dict(result.epochs),
+            "curve": [(step, dict(losses)) for step, losses in result.curve],
+        }
+    return CellFindings(
         label=cell.label,
         method=cell.method,
         seed=cell.seed,
@@ -350,20 +363,7 @@ def _cell(
         tokens=cell.config.tokens,
         flops=RunCost(cell.flops, cell.price.plan, cell.flops + cell.price.plan),
         error=error,
-    )
-    if result is None:
-        return row
-    loss_S = np.array(list(result.losses.values()))
-    share_S = np.array([float(tokens[source]) for source in result.losses])
-    planning = 0.0 if cell.plan is None else cell.plan.seconds
-    return replace(
-        row,
-        seconds=RunCost(result.seconds, planning, result.seconds + planning),
-        peak_bytes=result.peak_bytes,
-        losses=dict(result.losses),
-        summaries={name: float(value) for name, value in stats.summaries(loss_S, share_S).items()},
-        epochs=dict(result.epochs),
-        curve=[(step, dict(losses)) for step, losses in result.curve],
+        **known,
     )
 
 

@@ -308,7 +308,7 @@ def sample_place(corpus: Corpus, ids: SampleIds, row: int) -> str:
 def sample_origin(corpus: Corpus, ids: SampleIds, row: int) -> dict[str, str | int]:
     """Where a sample of a batch is from: its document, and the input file and line of that."""
     stratum, document = corpus.train[ids.stratum_B[row]], int(ids.document_B[row])
-    _, record, number = stratum.documents[document].tolist()
+    _, record, number, *_ = stratum.documents[document].tolist()
     return {
         "source": stratum.entry.source,
         "stratum": stratum.entry.stratum,

@@ -2,11 +2,10 @@
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import pstdev
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from dograph.data.corpus import Corpus
 from dograph.data.sampler import Sampler, WeightLog, sample_origin, sample_place, sample_text
 from dograph.domains.graph import DomainGraph
 from dograph.domains.partition import agreement_of_counts
-from dograph.errors import ConfigError, DographError, RunError
+from dograph.errors import DographError, RunError
 from dograph.mixers.registry import build_mixer
 from dograph.records import (
     Row,
@@ -379,24 +378,3 @@ def last_validation(path: Path, skipped: Skipped) -> Row:
         raise RunError(f"{path} has no validation yet; it runs one every eval.every steps")
     last = read_last(run.metrics_file, metrics_row, None, lambda line: b'"data/' in line)
     return row | {name: x for name, x in (last or {}).items() if name.startswith("data/")}
-
-
-class Balance(NamedTuple):
-    """How different the losses of the sources are."""
-
-    spread: float  # standard deviation over sources
-    gap: float  # worst minus best
-
-
-def balance(losses: Mapping[str, float]) -> Balance:
-    """Is every source learned equally well? Standard deviation and worst-best gap, in nats.
-
-    The standard deviation divides by the number of sources S: they are the whole population.
-    NaN counts as the worst loss, and then spread and gap are not finite. Sources differ in how well
-    any model can predict them: compare with a baseline.
-    """
-    if len(losses) < 2:
-        raise ConfigError(f"balance needs at least 2 sources, got {sorted(losses)}")
-    values = sorted(losses.values(), key=lambda loss: math.inf if math.isnan(loss) else loss)
-    spread = pstdev(values) if all(map(math.isfinite, values)) else math.nan
-    return Balance(spread, values[-1] - values[0])

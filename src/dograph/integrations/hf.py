@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from dograph.config import DEFAULT_DIM
@@ -29,6 +29,7 @@ from dograph.files import sha256_of, write_bytes, write_json
 from dograph.integrations.requirements import entry, require_mixer, summary
 from dograph.mixers.base import Mixer
 from dograph.models.loss import is_as_returned
+from dograph.records import unpacked
 from dograph.sketch.gradients import (
     MicroBatchResult,
     WorldRows,
@@ -40,7 +41,7 @@ from dograph.sketch.head import IGNORED, head_projection, sketched_cross_entropy
 from dograph.sketch.projection import Projection
 from dograph.sketch.rules import replaced_forward
 from dograph.sketch.sketcher import Sketcher
-from dograph.train.checkpoint import Meter, meter_tensors, restore_meters, split_state
+from dograph.train.checkpoint import mixer_state, restore_mixer
 from dograph.train.noise import NoiseScale
 from dograph.train.watch import SampleWatch
 from dograph.types import Signals
@@ -92,11 +93,9 @@ def attach(
     projection = Projection(dim=dim, seed=seed, refresh=mixer.refresh(None))
     if watch is not None and watch.skips:
         raise ConfigError("the Trainer's optimizer cannot skip an update; give SampleWatch()")
-    sketches = mode if "sketch" in mixer.needs or watch else None
+    used = mode if "sketch" in mixer.needs or watch else None
     noise = NoiseScale(source_names)
-    attached = AttachedMixer(
-        trainer, mixer, sketches, projection, sources, exclude, noise, watch, ids
-    )
+    attached = AttachedMixer(trainer, mixer, used, projection, sources, exclude, noise, watch, ids)
     trainer.training_step, trainer.train = attached.training_step, attached.train
     trainer.get_batch_samples = attached.get_batch_samples
     trainer.loss_is_scaled_for_ga = True  # older versions infer it from compute_loss_func
@@ -104,22 +103,6 @@ def attach(
     for event in ("on_train_begin", "on_step_end", "on_epoch_end", "on_save"):
         setattr(callback, event, getattr(attached, event))
     trainer.add_callback(callback)
-
-
-def restore_mixer(mixer: Mixer, folder: Path, meters: Mapping[str, Meter]) -> None:
-    """Load the state of the mixer and the meters from a checkpoint."""
-    try:
-        stored = json.loads((folder / VALUES).read_text(encoding="utf-8"))
-        if stored["sha256"] != sha256_of(folder / TENSORS):
-            raise ValueError(f"{TENSORS} is damaged: it does not match {VALUES}")
-        tensors = load_file(folder / TENSORS)
-        restore_meters(meters, tensors)
-        mixer.load_state_dict({**stored["mixer"], **tensors})
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise RunError(
-            f"{folder} has no complete state of a mixer ({error}). Resume from a checkpoint that "
-            "was saved with the mixer attached, such as the one before it, or start again"
-        ) from error
 
 
 @dataclass
@@ -143,8 +126,8 @@ class AttachedMixer:
         self.stock_train = self.trainer.train
         self.stock_step = self.trainer.training_step
         self.stock_batches = self.trainer.get_batch_samples
-        self.meters: dict[str, Meter] = {"noise": self.noise} if self.mode else {}
-        self.meters |= {} if self.watch is None else {"watch": self.watch}
+        self.meters = nn.ModuleDict({"noise": self.noise} if self.mode else {})
+        self.meters.update({} if self.watch is None else {"watch": self.watch})
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
@@ -156,8 +139,21 @@ class AttachedMixer:
             folder = get_last_checkpoint(self.trainer.args.output_dir)
         self.resumed = bool(folder)
         if folder:
-            restore_mixer(self.mixer, Path(folder), self.meters)
+            self.restore(Path(folder))
         return self.stock_train(resume_from_checkpoint, *args, **kwargs)
+
+    def restore(self, folder: Path) -> None:
+        """Load the state of the mixer and the meters from a checkpoint."""
+        try:
+            stored = json.loads((folder / VALUES).read_text(encoding="utf-8"))
+            if stored["sha256"] != sha256_of(folder / TENSORS):
+                raise ValueError(f"{TENSORS} is damaged: it does not match {VALUES}")
+            restore_mixer(self.mixer, self.meters, folder / TENSORS, stored["mixer"])
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise RunError(
+                f"{folder} has no complete state of a mixer ({error}). Resume from a checkpoint "
+                "that was saved with the mixer attached, such as the one before it, or start again"
+            ) from error
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The model is on its device now, and the number of steps is known."""
@@ -179,9 +175,8 @@ class AttachedMixer:
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if control.should_log and self.unweighted is not None:
-            self.trainer.log(
-                summary(self.mixer, self.unweighted, self.weight_B, self.noise.report())
-            )
+            values = summary(self.mixer, self.unweighted, self.weight_B)
+            self.trainer.log(values | unpacked(self.noise.report()))
             control.should_log = True  # log() cleared it, but the Trainer has yet to log its own
 
     on_epoch_end = on_step_end
@@ -192,14 +187,14 @@ class AttachedMixer:
 
         if not state.is_world_process_zero:
             return
-        step, (tensors, values) = state.global_step, split_state(self.mixer.state_dict())
+        step, (tensors, values) = state.global_step, mixer_state(self.mixer, self.meters)
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         if not folder.is_dir():
             raise RunError(
                 f"the checkpoint of step {step} is not in {folder}, so the mixer's state cannot be "
                 "saved; a hyper-parameter search saves elsewhere: run it without a mixer"
             )
-        write_bytes(folder / TENSORS, save(tensors | meter_tensors(self.meters)))
+        write_bytes(folder / TENSORS, save(tensors))
         digest = sha256_of(folder / TENSORS)
         write_json(folder / VALUES, {"version": 1, "step": step, "sha256": digest, "mixer": values})
 

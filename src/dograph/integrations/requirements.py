@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from dograph.errors import ConfigError
-from dograph.mixers.base import Mixer, Report
-from dograph.records import unpacked
+from dograph.mixers.base import Mixer
 
 COMPUTED = frozenset({"loss", "source", "sketch"})  # the signals that these integrations offer
 
@@ -46,9 +45,7 @@ def entry(batch: Any, name: str | int) -> Tensor:
     return value
 
 
-def summary(
-    mixer: Mixer, unweighted: Tensor, weight_B: Tensor, noise: Report | None = None
-) -> dict[str, float]:
+def summary(mixer: Mixer, unweighted: Tensor, weight_B: Tensor) -> dict[str, float]:
     """The numbers of the last step that fit into a log; this waits for the device.
 
     Vectors, by domain or sample, would be dozens of names in every line.
@@ -57,7 +54,6 @@ def summary(
         "loss/unweighted": unweighted,
         "weights/effective_samples": 1 / weight_B.square().sum(),
         **mixer.report(),
-        **unpacked(noise or {}),
     }
     if (count_M := values.get("domains/samples")) is not None:
         values["domains/number"] = (torch.as_tensor(count_M) > 0).sum()

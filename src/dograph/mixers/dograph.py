@@ -373,13 +373,13 @@ class DoGraph(Mixer):
     def cautions(self, config: RunConfig) -> list[str]:
         size, domains = min(config.batches.scheduled), self.options.num_domains
         each = size * self.fit_steps / domains
-        if each >= LEAST_SAMPLES or self.options.samples_per_domain > 1:
-            return []
-        return [
-            f"mixer.num_domains={domains} with train.batch_size={size} leaves {each:.1f} samples "
-            f"for each domain: fewer than {LEAST_SAMPLES} are mostly noise. Lower "
-            "mixer.num_domains, raise train.batch_size, or set mixer.scope=stream"
-        ]
+        other = "raise train.batch_size, or set mixer.scope=stream"
+        if self.options.samples_per_domain > 1:
+            alone = f"train.batch_size={size} holds one domain of at least {LEAST_SAMPLES} samples"
+            return [f"{alone}: all count alike; {other}"] if size < 2 * LEAST_SAMPLES else []
+        few = f"mixer.num_domains={domains} with train.batch_size={size} leaves {each:.1f} samples "
+        few += f"for each domain: fewer than {LEAST_SAMPLES} are mostly noise. Lower "
+        return [f"{few}mixer.num_domains, {other}"] if each < LEAST_SAMPLES else []
 
     def refresh(self, asked: Refresh | None) -> Refresh:
         """A new projection each step for domains of a batch; those that last need one."""

@@ -2,15 +2,15 @@
 
 LAB/0123456789abcdef/    a proxy: a run directory, named by its content key
 LAB/0123456789abcdef.log its output
-LAB/proxies.jsonl        label, seed and mixer of each folder
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from pydantic import InstanceOf
 
 from dograph import __version__
 from dograph.config import MixerConfig, RunConfig, merge, parse_config
@@ -18,16 +18,14 @@ from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
 from dograph.mixers.base import Planner, Proxy, ProxyResult
 from dograph.mixers.registry import build_planner
-from dograph.mixtures.file import Provenance
+from dograph.mixtures.file import MixtureFile, Provenance
 from dograph.mixtures.tables import MixtureTable
 from dograph.plan.jobs import RESULT, Job, JobProgress, Result, content_key, read_result
 from dograph.plan.pool import Pool
 from dograph.progress import duration
 from dograph.train.assembly import CorpusLab, facts_of, open_sampler, settled
 from dograph.train.forecast import run_flops
-from dograph.types import Mixture
 
-INDEX = "proxies.jsonl"
 SMALL = "proxy-1m"  # the smallest proxy in the literature
 STEPS_SHARE, LEAST_STEPS = 4, 20  # a proxy has 1/4 of the target's steps, at least 20
 MOST_POINTS = 10  # validations of a proxy, the points of its learning curve
@@ -58,15 +56,11 @@ class PlanCost:
     cached: int = 0  # proxies that existed before
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A mixture with its provenance, diagnostics and cost."""
+class Plan(MixtureFile):
+    """The content of a mixture file, and what the mixture cost."""
 
-    mixture: Mixture
-    provenance: Provenance
-    findings: dict[str, Any]
     cost: PlanCost
-    table: MixtureTable | None = None  # of the proxies, if the plan was fitted on one
+    table: InstanceOf[MixtureTable] | None = None  # of the proxies, if the plan was fitted on one
 
 
 class ProxyLab(CorpusLab):
@@ -102,7 +96,6 @@ class ProxyLab(CorpusLab):
             return super().train(proxies)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._write_index(batch)
         except OSError as error:
             what = f"proxies cannot be kept in {self.folder}: {error.strerror}"
             raise ConfigError(f"{what}; name another folder with --lab") from error
@@ -183,19 +176,6 @@ class ProxyLab(CorpusLab):
             f"{counted} to train ({models}; {steps} steps){before}: {tokens:,} tokens, "
             f"{flops:.2e} FLOPs, {share:.2g} x those of the run that the plan is for{cheaper}"
         )
-
-    def _write_index(self, batch: ProxyBatch) -> None:
-        """Add a line to INDEX for each folder and label that it does not have."""
-        index = self.folder / INDEX
-        known = set(index.read_text(encoding="utf-8").splitlines()) if index.is_file() else set()
-        with open(index, "a", encoding="utf-8") as file:
-            for key, job in batch.jobs.items():
-                facts: dict[str, Any] = {"folder": key, "label": job.label, "seed": job.config.seed}
-                mixer = job.config.mixer.model_dump(mode="json")
-                facts |= {"for": self.target.mixer.name, "mixer": mixer}
-                line = json.dumps(facts, ensure_ascii=False)
-                if line not in known:
-                    file.write(line + "\n")
 
 
 def default_proxy(target: RunConfig, changes: Mapping[str, Any] | None = None) -> RunConfig:
@@ -281,7 +261,8 @@ def make_plan(
         proxies=len(results),
         cached=len(proxies.cached),
     )
-    return Plan(mixture, provenance, dict(planner.findings), cost, planner.table)
+    own = {"provenance": provenance, "findings": dict(planner.findings), "table": planner.table}
+    return Plan(weights=dict(mixture.weights), cost=cost, **own)
 
 
 def forecast_plan(target: RunConfig, proxy: RunConfig, *, lab: Path) -> str:

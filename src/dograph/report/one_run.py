@@ -40,8 +40,8 @@ HEALTH = {  # title and explanation of each chart
     "interpret the level",
     "weights/gradient_norm_ratio": "Norm of the weighted gradient relative to equal weights: "
     "|sum c g| / |mean g| of the sketches; 1: weighting does not change the norm",
-    "noise/scale_samples": "Noise scale: in samples, of {parameters}; the batch has {batch}, and a "
-    "batch of this size would have as much noise as signal",
+    "noise/scale_samples": "Noise scale: in samples, of the sketched parameters, which are named "
+    "beside the batch size ({batch}); a batch of this size would have as much noise as signal",
     "optim/grad_norm": "Gradient norm: of the update, before clipping",
 }
 FALLBACK = "equal weights were used: a gradient was not finite or the problem had no solution"

@@ -28,7 +28,6 @@ from dograph.report.collect import Comparison, PageData
 from dograph.report.one_run import HEALTH, LOSS, WARM_UP, RunData
 from dograph.report.series import FEW, SMOOTHED_SHARE, Series, distinct, rounded
 from dograph.stats import METRICS, t_quantile
-from dograph.train.noise import measured_parameters
 
 MOST_WARNINGS = 12
 LONG = 12  # longer tables scroll
@@ -40,7 +39,6 @@ TOTAL_LOSSES = {
 }
 PER_RUN = {  # title and note
     "optim/lr": ("Learning rate", "of each step"),
-    "train/batch_size": ("Batch size", "samples of each step; runs with a schedule"),
     "time/tokens_per_second": ("Tokens per second", "wall-clock, without validation"),
 }
 HOW_TO_READ = (
@@ -252,9 +250,7 @@ def health(data: PageData) -> list[PageItem]:
         series = run_series(data, metric)
         if not series:
             continue
-        every = dict.fromkeys(measured_parameters(run.config.sketch) for run in data.runs)
-        batch, parameters = data.runs[0].config.batches, " or ".join(every)
-        note = note.format(batch=batch, parameters=parameters)
+        note = note.format(batch=data.runs[0].config.batches)
         is_share, few = metric.endswith("nmi"), len(series) <= 4
         charts.append(LineChart(title, series, note, zero=is_share, faint=few))
     watched: list[PageItem] = []

@@ -8,9 +8,8 @@ mini run are plain nested values, so that scripts can use the same runs:
     config = parse_config(mini({"data": {"corpus": "data/mine"}}), "mine")
 """
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -79,12 +78,6 @@ _MIXERS |= _OBJECTIVES | _DOMAINS
 SPECS = {label: f"{label}={_MIXERS.get(label, label)}" for label in (*ALL, *_MIXERS)}
 
 
-def spelled_out(text: str) -> str:
-    """The user's --methods, with each of our labels replaced by its specification."""
-    names = "|".join(map(re.escape, SPECS))
-    return re.sub(rf"(?<![^,])\s*({names})\s*(?![^,])", lambda match: SPECS[match[1]], text)
-
-
 @dataclass(frozen=True, slots=True)
 class Artefact:
     name: str
@@ -101,11 +94,6 @@ class Artefact:
     @property
     def kind(self) -> str:
         return "downstream" if self.name in DOWNSTREAM else self.name
-
-    @property
-    def is_picture(self) -> bool:
-        """Whether the paper prints a picture only."""
-        return self.where.startswith("fig:")
 
     @property
     def is_probed(self) -> bool:
@@ -152,13 +140,12 @@ _ROWS = {  # what it shows, and its label in the paper
     "llama-1.1b": (f"{_TASKS}, LLaMA-1.1B on the Pile", "tab:benchmark_joint_1"),
     "llama-3.2-3b": (f"{_TASKS}, LLaMA-3.2-3B on the Pile", "tab:benchmark_joint_2"),
     "validation-loss": ("validation loss of every method", "tab:pretrain_results"),
-    "objectives": ("the four objectives: loss, complexity, time per solve", "tab:opt_objectives"),
+    "objectives": ("validation loss with each of the four objectives", "tab:opt_objectives"),
     "num-domains": ("validation loss with m = 7, 9, 11, 13, 15 domains", "fig:cluster_granularity"),
     "model-scale": ("validation loss by model size", "fig:domain_bias"),
     "gradient-pca": ("do sources merge in gradient space? (Figure 1)", "fig:domain_evolution"),
     "clusters": ("the sources in 11 domains, early and late", "fig:model_centric_domains"),
     "cost": ("seconds and FLOPs of every method, including plans", "fig:efficiency_h200"),
-    "balance": ("how far apart the losses of the sources are", "Sections 1 and 3.2, in words"),
 }
 ARTEFACTS: dict[str, Artefact] = {
     name: Artefact(name, line, where, **_SETTINGS.get(name, {}))
@@ -175,7 +162,6 @@ def find_artefact(name: str) -> Artefact:
     return ARTEFACTS[name]
 
 
-WHOLE = ""  # name of the only comparison, where an artefact does not have several model sizes
 _OWN_OPTIONS = {  # settings that have options of their own
     "mixer": "--methods names the mixers",
     "seed": "--seeds names the seeds",
@@ -207,7 +193,7 @@ class Wanted:
 
     artefact: Artefact
     scale: Scale = "mini"
-    settings: tuple[str, ...] = ()  # of every run; model.preset may name several models
+    settings: tuple[str, ...] = ()  # of every run; model.preset may name several model sizes
     seeds: str | None = None
     methods: str | None = None
     proxy: tuple[str, ...] = ()
@@ -236,28 +222,6 @@ class Wanted:
         return self.named_corpus or f"data/{default}"
 
 
-def build_asks(wanted: Wanted) -> dict[str, Ask]:
-    """One comparison, or one per model size under the size's name; does not open the corpus."""
-    changes, sizes = wanted.changes, wanted.artefact.sizes
-    for name, instead in _OWN_OPTIONS.items():
-        if name in changes:
-            raise ConfigError(f"{name} cannot be set here: {instead}")
-    if not sizes:
-        return {WHOLE: _ask(wanted, changes, wanted.folder)}
-    model = changes.get("model") or {}
-    given = str(model.get("preset") or ",".join(sizes[wanted.scale]))
-    named = [name.strip() for name in given.split(",") if name.strip()]
-    if "path" in model or len(set(named)) < len(named) or not set(named) <= set(PRESETS):
-        raise ConfigError(
-            f'{wanted.artefact.name} trains several models, got model.preset="{given}": give names '
-            f"of models, separated by commas, each of them once; allowed: {', '.join(PRESETS)}"
-        )
-    return {
-        size: _ask(wanted, merge(changes, {"model": {"preset": size}}), wanted.folder / size)
-        for size in named
-    }
-
-
 def require_corpus(wanted: Wanted) -> None:
     """Refuse a folder that is not a corpus, with the command that prepares it."""
     folder, data = Path(wanted.corpus_name), DATASETS[wanted.artefact.data]
@@ -272,14 +236,29 @@ def require_corpus(wanted: Wanted) -> None:
     )
 
 
-def _ask(wanted: Wanted, changes: Mapping[str, Any], out: Path) -> Ask:
+def build_asks(wanted: Wanted) -> dict[str, Ask]:
+    """One comparison (named ""), or one per model size; does not open the corpus."""
+    if not wanted.artefact.sizes:
+        return {"": _build_ask(wanted)}
+    given = (wanted.changes.get("model") or {}).get("preset")
+    asks = {}
+    for size in str(given).split(",") if given else wanted.artefact.sizes[wanted.scale]:
+        if size not in PRESETS:
+            raise ConfigError(f'model.preset="{given}": {did_you_mean(size, PRESETS)}')
+        settings = (*wanted.settings, f"model.preset={size}")
+        asks[size] = _build_ask(replace(wanted, settings=settings, out=wanted.folder / size))
+    return asks
+
+
+def _build_ask(wanted: Wanted) -> Ask:
     """The comparison; --methods may use our labels and the syntax of `dograph compare`."""
-    config, artefact = _config(wanted, changes), wanted.artefact
-    text = spelled_out(wanted.methods or ",".join(artefact.methods))
-    if not re.search(rf"(?<![^,]){re.escape(artefact.baseline)}=", text):
-        text = f"{SPECS[artefact.baseline]},{text}"
+    for name, instead in _OWN_OPTIONS.items():
+        if name in wanted.changes:
+            raise ConfigError(f"{name} cannot be set here: {instead}")
+    config, artefact = _config(wanted), wanted.artefact
+    text = wanted.methods or ",".join(artefact.methods)
     try:
-        methods = parse_methods(text, config, artefact.baseline)
+        methods = parse_methods(text, config, artefact.baseline, SPECS)
     except ConfigError as error:
         raise ConfigError(str(error).replace("--mixers", "--methods")) from error
     if artefact.is_probed:
@@ -297,13 +276,14 @@ def _ask(wanted: Wanted, changes: Mapping[str, Any], out: Path) -> Ask:
         seeds=tuple(parse_seeds(seeds, config.seed)),
         budget="tokens",
         replan=False,
-        out=out,
+        out=wanted.folder,
         lab=wanted.lab,
         command=wanted.command,
     )
 
 
-def _config(wanted: Wanted, changes: Mapping[str, Any]) -> RunConfig:
+def _config(wanted: Wanted) -> RunConfig:
+    changes = wanted.changes
     train = changes.get("train") or {}
     if wanted.scale == "paper":
         values = RUN_PRESETS[f"paper-{wanted.artefact.model}"]
@@ -318,7 +298,7 @@ def _config(wanted: Wanted, changes: Mapping[str, Any]) -> RunConfig:
     steps, asked = values["train"]["steps"], train.get("steps")
     if isinstance(asked, int) and asked > 0:  # warm-up keeps its share of the run
         own["optim"] = {"warmup_steps": round(values["optim"]["warmup_steps"] * asked / steps)}
-    merged = merge(values, own, dict(changes)) | {"mixer": {"name": "uniform"}}
+    merged = merge(values, own, changes) | {"mixer": {"name": "uniform"}}
     return parse_config(merged, f"{wanted.artefact.name}, scale {wanted.scale}", changes)
 
 
@@ -331,7 +311,7 @@ def _require_probes(name: str, config: RunConfig, unprobed: list[str]) -> None:
             "to some hundreds and probe.at to fractions of the run such as [0.0, 0.1, 1.0]"
         )
     if unprobed:
-        every = parse_methods(",".join(SPECS.values()), config, BASELINE)
+        every = parse_methods(",".join(SPECS), config, BASELINE, SPECS)
         able = ", ".join(method.label for method in every if method.is_sketched)
         raise ConfigError(
             f"{name} needs probes, and runs of {', '.join(unprobed)} take none: their mixers "

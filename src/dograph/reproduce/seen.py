@@ -125,8 +125,8 @@ def _merged(study: Study) -> tuple[dict[str, Merging], list[str]]:
     """By method, and a note on everything that was left out."""
     by_method: dict[str, Merging] = {}
     notes = []
-    for label in study.only.labels:
-        runs = [Path(cell.run) for cell in study.only.finished if cell.method == label]
+    for label in study.findings.labels:
+        runs = [Path(cell.run) for cell in study.findings.finished if cell.method == label]
         if not runs:
             continue
         try:

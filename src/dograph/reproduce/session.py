@@ -44,17 +44,15 @@ MAKERS: dict[str, Callable[[Study], Reproduction]] = {
     "validation-loss": outcomes.validation_loss,
     "objectives": outcomes.objectives,
     "num-domains": outcomes.num_domains,
-    "model-scale": outcomes.model_scale,
     "gradient-pca": seen.gradient_pca,
     "clusters": seen.clusters,
     "cost": outcomes.cost,
-    "balance": outcomes.balance,
 }
 
 
-def check(wanted: Wanted, asks: Mapping[str, Ask], request: EvalRequest, report: Report) -> Corpus:
+def check(wanted: Wanted, ask: Ask, request: EvalRequest, report: Report) -> Corpus:
     """Refuse before training whatever would fail after hours of it."""
-    corpus, *_ = (open_corpus(ask) for ask in asks.values())
+    corpus = open_corpus(ask)
     if wanted.artefact.kind == "downstream":
         if corpus.manifest.tokenizer.file is None:
             raise ConfigError(
@@ -63,7 +61,7 @@ def check(wanted: Wanted, asks: Mapping[str, Ask], request: EvalRequest, report:
             )
         read_documents(request, report)
     if wanted.artefact.is_probed:
-        config = next(iter(asks.values())).config
+        config = ask.config
         blocks = blocks_by_source(corpus, "validation", config.data.seq_len)
         rows = equal_shares(blocks, config.probe.rows)
         if sum(number >= LEAST_ROWS for number in rows.values()) < 2:
@@ -76,28 +74,26 @@ def check(wanted: Wanted, asks: Mapping[str, Ask], request: EvalRequest, report:
     return corpus
 
 
-def forecast(asks: Mapping[str, Ask], corpus: Corpus) -> Iterator[str]:
+def forecast(ask: Ask, corpus: Corpus) -> Iterator[str]:
     """The expected cost: cells, steps, tokens, FLOPs."""
-    for size, ask in asks.items():
-        name = f"{size}: " if size else ""
-        yield f"{name}{ask.out}: {ask.config.tokens:,} tokens per run on {corpus.directory}"
-        labels = [method.label for method in ask.methods]
 
-        def without(refused: list[str], labels: list[str] = labels) -> str:
-            others = ",".join(label for label in labels if label not in refused)
-            return f"leave {', '.join(refused)} out: --methods {others}"
+    def without(refused: list[str]) -> str:
+        others = ",".join(m.label for m in ask.methods if m.label not in refused)
+        return f"leave {', '.join(refused)} out: --methods {others}"
 
-        yield from forecast_lines(ask, corpus, without)
+    yield f"{ask.out}: {ask.config.tokens:,} tokens per run on {corpus.directory}"
+    yield from forecast_lines(ask, corpus, without)
 
 
-def train(wanted: Wanted, asks: Mapping[str, Ask], pool: Pool, say: Say) -> Study:
-    """Train the missing runs; artefacts with the same runs share their folder."""
-    findings = {}
+def train(wanted: Wanted, asks: Mapping[str, Ask], pool: Pool, say: Say) -> dict[str, Study]:
+    """Train the missing runs, by size; artefacts with the same runs share their folder."""
+    studies = {}
     for size, ask in asks.items():
         if size:
             say(f"{size}:")
-        findings[size] = run_compare(ask, pool, say, shares_folder=True)
-    return Study(wanted.artefact, wanted.scale, asks, findings)
+        findings = run_compare(ask, pool, say, shares_folder=True)
+        studies[size] = Study(wanted.artefact, wanted.scale, ask, findings)
+    return studies
 
 
 def evaluate_cells(
@@ -148,18 +144,20 @@ def stored_scores(
 # Settings that change numbers are listed, except those that have a line of their own.
 _PARTS = ("data", "model", "sketch", "optim", "train", "eval")
 _NOT_LISTED = {
-    *("data.corpus", "data.warn_epochs", "sketch.dim", "sketch.projection", "train.device"),
-    *("train.micro_batch_size", "train.activation_checkpointing", "eval.every"),
+    *("data.corpus", "data.warn_epochs", "train.device", "eval.every"),
+    *("train.micro_batch_size", "train.activation_checkpointing"),
 }
 
 
 def setup_differences(study: Study) -> Iterator[str]:
-    """What differs between these runs and the paper's, one line each."""
-    artefact, ask = study.artefact, next(iter(study.asks.values()))
+    """What differs between these runs and the paper's, one line each.
+
+    What differs in every run (sampling, the sketch, pictures): docs/reproduce.md.
+    """
+    artefact, ask = study.artefact, study.ask
     ours, theirs = ask.config, resolve_config(f"paper-{artefact.model}", [])
     here, there = (config.model_dump(mode="json") for config in (ours, theirs))
     if artefact.sizes:
-        yield f"models: {', '.join(study.asks)}; paper: GPT-2 sizes that its figure does not name"
         del here["model"]["preset"]
     changed = []
     for section in _PARTS:
@@ -171,7 +169,7 @@ def setup_differences(study: Study) -> Iterator[str]:
     if changed:
         yield f"settings: {', '.join(changed)}"
     yield f"a run: {ours.tokens:,} tokens; paper: {theirs.tokens:,}"
-    corpus = next(iter(study.findings.values())).corpus
+    corpus = study.findings.corpus
     part = "20 % of " if artefact.is_probed else ""
     yield (
         f"corpus: {corpus.folder}, {sum(corpus.tokens.values()):,} tokens of {len(corpus.tokens)} "
@@ -180,35 +178,24 @@ def setup_differences(study: Study) -> Iterator[str]:
     )
     seeds = ", ".join(map(str, ask.seeds))
     yield f"seeds: {len(ask.seeds)} ({seeds}); the paper does not say how many it has"
-    yield (
-        "sampling: every source equally, except natural and planned methods; the paper only says "
-        "Uniform, and the code of its baselines samples like this"
-    )
     if ask.proxy is not None:
         proxy, steps = ask.proxy.model.preset or ask.proxy.model.path, ask.proxy.train.steps
         yield (
             f"plans: proxies are {proxy} of {steps:,} steps, with one plan for all seeds; the "
             "paper does not describe its proxies"
         )
-    if any(method.is_sketched for method in ask.methods):
-        yield (
-            f"sketches: {ours.sketch.dim:,} numbers, {ours.sketch.projection} by layer; the "
-            "paper's dense Gaussian of 5,000 columns would fill terabytes"
-        )
-    if artefact.is_picture:
-        yield (
-            f"the paper prints a picture only ({artefact.where}): our numbers can be compared only "
-            "with those in its text"
-        )
 
 
-def finish(study: Study, request: EvalRequest, out: Path, report: Report) -> Reproduction:
+def finish(
+    studies: Mapping[str, Study], request: EvalRequest, out: Path, report: Report
+) -> Reproduction:
     """Evaluate, make the tables and the verdicts, and write reproduce.json."""
-    artefact, ask = study.artefact, next(iter(study.asks.values()))
+    study = next(iter(studies.values()))  # others differ only in the model
+    artefact, ask, findings = study.artefact, study.ask, study.findings
     evaluation: dict[str, Any] | None = None
     if artefact.kind == "downstream":
         request = replace(request, device=ask.config.train.device)
-        scores = evaluate_cells(study.only, request, Corpus(ask.config.data.corpus), report)
+        scores = evaluate_cells(findings, request, Corpus(ask.config.data.corpus), report)
         study = replace(study, scores=scores)
         evaluation = {
             "scorer": request.using,
@@ -217,32 +204,27 @@ def finish(study: Study, request: EvalRequest, out: Path, report: Report) -> Rep
             "limit": request.limit,
             "dtype": request.dtype,
         }
-    outcome, first = MAKERS[artefact.kind](study), next(iter(study.findings.values()))
-    warnings = [
-        f"{size}: {note}" if size else note
-        for size, findings in study.findings.items()
-        for note in findings.notes
-        if note.startswith(("warning", "failed", "plan of"))
-    ]
-    outcome = replace(
-        outcome,
-        setup=list(setup_differences(study)),
-        notes=[*outcome.notes, *warnings],
-        failures={k: v for f in study.findings.values() for k, v in f.failures.items()},
-    )
+    outcome = outcomes.model_scale(studies) if artefact.sizes else MAKERS[artefact.kind](study)
+    notes, failures = list(outcome.notes), dict[str, str]()
+    for size, own in studies.items():
+        kept = [n for n in own.findings.notes if n.startswith(("warning", "failed", "plan of"))]
+        notes += [f"{size}: {note}" if size else note for note in kept]
+        failures |= {str(Path(size, cell)): why for cell, why in own.findings.failures.items()}
+    setup = list(setup_differences(study))
+    outcome = replace(outcome, setup=setup, notes=notes, failures=failures)
     record = {
         "where": artefact.where,
-        "picture_only": artefact.is_picture,
+        "picture_only": artefact.where.startswith("fig:"),
         "scale": study.scale,
         "command": ask.command,
         "seeds": ask.seeds,
-        "corpus": first.corpus,
+        "corpus": findings.corpus,
         "environment": describe_environment(),
         "device": str(pick_device(ask.config.train.device)),
-        "config": {size: own.config.model_dump(mode="json") for size, own in study.asks.items()},
-        "proxy": first.proxy,
+        "config": {size: own.ask.config.model_dump(mode="json") for size, own in studies.items()},
+        "proxy": findings.proxy,
         "mixers": {method.label: method.mixer for method in ask.methods},
-        "comparisons": [str(own.out / REPORT) for own in study.asks.values()],
+        "comparisons": [str(own.ask.out / REPORT) for own in studies.values()],
         "evaluation": evaluation,
         "results": outcome.data,
         "verdicts": [claim.record() for claim in outcome.verdicts],

@@ -9,7 +9,6 @@ Means over seeds have 95 % t intervals, and differences are paired by seed. Inte
 the range of their quantity (`stats.Range`): no loss below 0, no accuracy above 100.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
@@ -29,24 +28,18 @@ SUBJECTS = (OURS, DEFAULT)  # the methods that the paper's claims are tested on
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """The finished comparisons of an artefact: one, or one per model size."""
+    """The finished comparison of an artefact."""
 
     artefact: Artefact
     scale: Scale
-    asks: Mapping[str, Ask]
-    findings: Mapping[str, Findings]
+    ask: Ask
+    findings: Findings
     scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # eval.json by cell
-
-    @property
-    def only(self) -> Findings:
-        (findings,) = self.findings.values()
-        return findings
 
     @property
     def rows(self) -> list[str]:
         """Labels in the order of a table's rows: `LEAD` first, then as requested."""
-        labels = next(iter(self.findings.values())).labels
-        return sorted(labels, key=lambda label: (*LEAD, label).index(label))
+        return sorted(self.findings.labels, key=lambda label: (*LEAD, label).index(label))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +49,7 @@ class RunMetric:
     values: Mapping[str, Mapping[int, float]]
     range: Range = stats.ABOVE_ZERO
     difference_range: Range = stats.ANY
+    in_per_cent: bool = field(default=False, kw_only=True)  # differences: of the other's value
 
     @classmethod
     def read(cls, findings: Findings, of: Callable[[CellFindings], float], *ranges: Range) -> Self:
@@ -76,14 +70,12 @@ class RunMetric:
 
     def difference(self, label: str, other: str, family: int = 1) -> Estimate:
         """A method minus another, over the seeds that both have."""
-        estimate = stats.paired_difference(self.by_seed(label), self.by_seed(other), family)
-        return estimate.within(self.difference_range)
-
-    def percent_change(self, label: str, other: str) -> Estimate:
-        """By how many per cent a method is above another, pair by pair."""
         own, theirs = self.by_seed(label), self.by_seed(other)
-        estimate = stats.paired_difference(own, theirs, of=lambda a, b: 100 * (a / b - 1))
-        return estimate.within((-100.0, math.inf))
+        if self.in_per_cent:
+            own = {seed: 100 * own[seed] / theirs[seed] for seed in own if seed in theirs}
+            theirs = dict.fromkeys(own, 100.0)
+        estimate = stats.paired_difference(own, theirs, family)
+        return estimate.within(self.difference_range)
 
 
 def losses(findings: Findings, name: str = "mean") -> RunMetric:
@@ -156,16 +148,11 @@ class Claim:
     def judge(self, ours: Estimate) -> Self:
         return self.judge_all({"": ours})
 
-    def judge_against(
-        self,
-        metric: RunMetric,
-        rival: str,
-        change: Callable[[RunMetric, str, str], Estimate] = RunMetric.difference,
-    ) -> Self:
+    def judge_against(self, metric: RunMetric, rival: str) -> Self:
         """By its method's difference to another; not tested if either has no finished run."""
         if missing := [name for name in (self.of, rival) if name not in metric]:
             return self.untested(f"no finished run of {' and of '.join(missing)}")
-        return self.judge(change(metric, self.of, rival))
+        return self.judge(metric.difference(self.of, rival))
 
     def judge_best(self, metric: RunMetric) -> Self:
         """By its method's difference to every other method of the paper."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dograph.data.sampler import Sampler, WeightLog
@@ -27,13 +27,11 @@ from dograph.mixers.base import Mixer
 from dograph.models.loss import PerSampleLoss
 from dograph.records import DAMAGE
 from dograph.train.distributed import World
-from dograph.train.noise import NoiseScale
 from dograph.train.run_dir import RunDirectory
-from dograph.train.watch import SampleWatch
 
 MODEL, WEIGHTS, OPTIMIZER = "model", "model.safetensors", "optimizer.safetensors"
 MIXER, WEIGHT_LOG, STATE = "mixer.safetensors", "weights.jsonl", "state.json"
-Meter = NoiseScale | SampleWatch
+METERS = "meters."  # before the names of their states
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, by parameter
 UPDATES = "updates"  # made so far: steps less those skipped
 
@@ -47,7 +45,7 @@ class TrainingState:
     mixer: Mixer
     sampler: Sampler
     corpus_digest: str
-    meters: dict[str, Meter] = field(default_factory=dict)
+    meters: nn.ModuleDict = field(default_factory=nn.ModuleDict)  # noise scale, watch
 
 
 def write_checkpoint(
@@ -64,8 +62,8 @@ def write_checkpoint(
         temporary.mkdir()
         save_model(state.model, temporary / MODEL, tokenizer, weights)
         save_file({name: t.contiguous() for name, t in moments.items()}, temporary / OPTIMIZER)
-        tensors, values = split_state(state.mixer.state_dict())
-        save_file(tensors | meter_tensors(state.meters), temporary / MIXER)
+        tensors, values = mixer_state(state.mixer, state.meters)
+        save_file(tensors, temporary / MIXER)
         write_text(temporary / WEIGHT_LOG, state.sampler.log.cut(step).dump())
         seal(temporary, step, state.corpus_digest, values)
         os.rename(temporary, final)
@@ -117,9 +115,7 @@ def read_checkpoint(run: RunDirectory, step: int, state: TrainingState) -> bool:
         state.sampler.log = WeightLog.load(folder / WEIGHT_LOG, state.sampler.names)
     if stored["mixer"] is None:
         return False
-    tensors = load_file(folder / MIXER)
-    restore_meters(state.meters, tensors)
-    state.mixer.load_state_dict({**stored["mixer"], **tensors})
+    restore_mixer(state.mixer, state.meters, folder / MIXER, stored["mixer"])
     return True
 
 
@@ -162,25 +158,24 @@ def check_checkpoint(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A mixer's state as tensors and JSON values."""
+def mixer_state(mixer: Mixer, meters: nn.ModuleDict) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The state of a mixer and of the meters, as tensors and JSON values."""
+    state = mixer.state_dict()
     tensors = {name: v.contiguous() for name, v in state.items() if isinstance(v, Tensor)}
-    return tensors, {name: value for name, value in state.items() if name not in tensors}
+    values = {name: value for name, value in state.items() if name not in tensors}
+    return tensors | meters.state_dict(prefix=METERS), values
 
 
-def meter_tensors(meters: Mapping[str, Meter]) -> dict[str, Tensor]:
-    """The states of all meters, under names of their own."""
-    states = {name: meter.state_dict() for name, meter in meters.items()}
-    return {f"meters.{name}.{key}": t for name, own in states.items() for key, t in own.items()}
-
-
-def restore_meters(meters: Mapping[str, Meter], tensors: dict[str, Tensor]) -> None:
-    """Take the states of `meter_tensors` out of `tensors`; a meter without one starts anew."""
-    every = {key: tensors.pop(key) for key in list(tensors) if key.startswith("meters.")}
-    for name, meter in meters.items():
-        names = {key: f"meters.{name}.{key}" for key in meter.state_dict()}
-        if set(names.values()) <= every.keys():
-            meter.load_state_dict({key: every[stored] for key, stored in names.items()})
+def restore_mixer(
+    mixer: Mixer, meters: nn.ModuleDict, file: Path, values: Mapping[str, Any]
+) -> None:
+    """Restore `mixer_state`; a meter that is new, or has other sources now, starts anew."""
+    tensors, states = load_file(file), meters.state_dict(prefix=METERS)
+    for name in [name for name in tensors if name.startswith(METERS)]:
+        stored = tensors.pop(name)
+        if name in states and states[name].shape == stored.shape:
+            states[name].copy_(stored)
+    mixer.load_state_dict({**values, **tensors})
 
 
 def save_model(
@@ -235,8 +230,9 @@ def optimizer_tensors(
         held = {name: optimizer.state[parameter][moment] for name, parameter in named}
         parts = whole(model, held, keep=keep)
         tensors |= {f"{moment}.{name}": tensor for name, tensor in parts.items()}
-    updates = [float(optimizer.state[parameter]["step"]) for _, parameter in named]
-    tensors[UPDATES] = torch.tensor(max(updates, default=0.0))
+    if keep:
+        updates = [float(optimizer.state[parameter]["step"]) for _, parameter in named]
+        tensors[UPDATES] = torch.tensor(max(updates, default=0.0))
     return tensors
 
 

@@ -178,8 +178,7 @@ class Edits:
 
     def open(self, done: int) -> None:
         """Read the edits of a run that resumes after `done` steps; apply the one that is due."""
-        self._share(read_edits(self.run.edits_file) if self.world.is_main else [])
-        self.apply(done)
+        self._share(read_edits(self.run.edits_file) if self.world.is_main else [], done)
 
     def apply(self, done: int) -> None:
         """Apply the edit of this step, if there is one."""
@@ -205,8 +204,7 @@ class Edits:
 
     def make(self, done: int, request: Message) -> None:
         """Change the mixture of a run that resumes after `done` steps; called on every rank."""
-        self._share([self._record(done, request, "resume")] if self.world.is_main else [])
-        self.apply(done)
+        self._share([self._record(done, request, "resume")] if self.world.is_main else [], done)
 
     def listen(self) -> None:
         """Take requests from now on; those left by a dead process are dropped."""
@@ -227,10 +225,7 @@ class Edits:
             except (DographError, KeyError, TypeError, AttributeError) as error:
                 why = str(error) if isinstance(error, DographError) else f"it lacks {error}"
                 self.requests.reply({"identity": request.get("identity"), "refused": why})
-        for edit in self._share(edits):
-            self.apply(done)
-            return edit
-        return None
+        return next(iter(self._share(edits, done)), None)
 
     def answer(self, edit: Edit) -> list[str]:
         """Reply that the edit is in force; return its warnings, one line each."""
@@ -268,10 +263,12 @@ class Edits:
             ) from error
         return edit
 
-    def _share(self, edits: list[Edit]) -> list[Edit]:
-        """Add the first rank's edits to `due` on every rank, and return them."""
+    def _share(self, edits: list[Edit], done: int) -> list[Edit]:
+        """Add the first rank's edits to `due` on every rank, apply one of this step, return all."""
         edits = EDITS.validate_json(self.world.share(EDITS.dump_json(edits).decode()))
         for edit in edits:
             self.due = {step: one for step, one in self.due.items() if step < edit.step}
             self.due[edit.step] = edit
+        if edits:
+            self.apply(done)
         return edits

@@ -20,7 +20,7 @@ from torch import nn
 
 from dograph.choices import CUTTING, DETACHING, EXPLICIT, TWO_SIDED
 from dograph.config import RunConfig, SketchConfig
-from dograph.data.corpus import Corpus
+from dograph.data.corpus import Corpus, blocks_by_source
 from dograph.data.sampler import Sampler
 from dograph.mixers.base import Mixer
 from dograph.mixers.registry import build_mixer
@@ -381,9 +381,7 @@ def repeat_warnings(config: RunConfig, sampler: Sampler, mixer: Mixer) -> list[s
 def start_warnings(config: RunConfig, corpus: Corpus, sampler: Sampler, mixer: Mixer) -> list[str]:
     """What makes the results of a run doubtful, as far as it is known before; one line each."""
     length, most = config.data.seq_len, config.eval.max_samples_per_source
-    blocks = dict.fromkeys(corpus.sources if corpus.validation else [], 0)
-    for stratum in corpus.validation:
-        blocks[stratum.entry.source] += stratum.num_blocks(length)
+    blocks = blocks_by_source(corpus, "validation", length) if corpus.validation else {}
     few = [f"{s} ({min(n, most)})" for s, n in blocks.items() if min(n, most) < LEAST_BLOCKS]
     noisy = (
         f"fewer than {LEAST_BLOCKS} validation blocks of {length} tokens: {', '.join(few)}. These "

@@ -242,9 +242,8 @@ def validation_row(step: int, nats: Mapping[str, float], corpus: Corpus) -> Row:
         return row
     total = sum(tokens[source] for source in nats)
     natural = sum(tokens[source] * value for source, value in nats.items()) / total
-    known = {source: size for source in nats if (size := bytes_per_token[source])}
-    bytes_of_all = sum(tokens[source] * size for source, size in known.items())
-    width = bytes_of_all / total if len(known) == len(nats) else None  # bytes per token
+    sizes = [tokens[source] * size for source in nats if (size := bytes_per_token[source])]
+    width = sum(sizes) / total if len(sizes) == len(nats) else None  # bytes per token
     row |= loss_row("valid/mean", sum(nats.values()) / len(nats), None)
     row |= loss_row("valid/natural", natural, width)
     row |= loss_row("valid/worst", max(nats.values()), None)

@@ -13,11 +13,11 @@ Shapes: B samples, K sketch, R rows: the whole batch, then each source.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dograph.config import SketchConfig
 from dograph.errors import ConfigError
@@ -32,17 +32,21 @@ LEAST_BATCHES = 3  # effective ones, for an interval
 SCALE, LOW, HIGH = "scale_samples", "scale_low_samples", "scale_high_samples"
 
 
-class NoiseScale:
+class NoiseScale(nn.Module):
     """Averages G2 and S2 of all samples and of each source; only its report waits for the device.
 
-    `sources` are the names of the indices in `source_B`.
+    `sources` are the names of the indices in `source_B`. The state is a buffer, for a resumed run.
     """
 
+    state_R9: Tensor
+
     def __init__(self, sources: Sequence[str] = ()) -> None:
+        super().__init__()
         self.sources = list(sources)
         # Of each row: samples seen; averages of G2 and S2; their last values; the covariance of the
         # averages (GG, GS, SS); the sum of the squared weights of the batches.
-        self.state_R9 = torch.zeros(1 + len(self.sources), 9, dtype=torch.float64)
+        zero_R9 = torch.zeros(1 + len(self.sources), 9, dtype=torch.float64)
+        self.register_buffer("state_R9", zero_R9)
 
     def observe(self, signals: Signals, source_B: Tensor | None = None) -> None:
         """Add the samples of one step; their sources are those of the signals if not given."""
@@ -52,8 +56,22 @@ class NoiseScale:
         if self.sources and source_B is None:
             raise ConfigError(f"give the sources of the samples, indices into {self.sources}")
         with torch.no_grad(), torch.autocast(sketch_BK.device.type, enabled=False):
-            source_S = torch.arange(len(self.sources), device=sketch_BK.device)
-            self._add(*batch_moments(sketch_BK.float(), source_B, source_S))
+            self._add(*self._moments(sketch_BK.float(), source_B))
+
+    def _moments(self, sketch_BK: Tensor, source_B: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Number of samples, and G2 and S2, of the batch and of each source in it."""
+        member_RB = sketch_BK.new_ones(1, len(sketch_BK))
+        if source_B is not None and self.sources:
+            source_S1 = torch.arange(len(self.sources), device=sketch_BK.device)[:, None]
+            own_SB = source_B.to(sketch_BK.device, non_blocking=True) == source_S1
+            member_RB = torch.cat([member_RB, own_SB.to(member_RB)])
+        count_R = member_RB.sum(dim=1).double()
+        least_R = count_R.clamp_min(2)  # of fewer samples the result is not used
+        mean_square_R = (member_RB @ sketch_BK).double().square().sum(dim=1) / least_R**2
+        square_R = (member_RB @ sketch_BK.square().sum(dim=1)).double() / least_R
+        signal_R = (least_R * mean_square_R - square_R) / (least_R - 1)
+        noise_R = (square_R - mean_square_R) * least_R / (least_R - 1)
+        return count_R, torch.stack([signal_R, noise_R], dim=1)
 
     def _add(self, count_R: Tensor, new_R2: Tensor) -> None:
         state_R9 = self.state_R9 = self.state_R9.to(count_R.device)
@@ -82,37 +100,12 @@ class NoiseScale:
                 metrics[f"noise/*/{name}"] = by_source
         return metrics
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """For a resumed run."""
-        return {"state": self.state_R9}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        if state["state"].shape == self.state_R9.shape:  # with other sources it starts anew
-            self.state_R9 = state["state"]
-
 
 def measured_parameters(sketch: SketchConfig) -> str:
     """The parameters whose noise is measured, in words."""
     parts = {"head": "the output layer", "topdown": f"the top {sketch.top_blocks} blocks and above"}
     left_out = f" without {', '.join(sketch.exclude)}" if sketch.exclude else ""
     return parts.get(sketch.mode, "all parameters") + left_out
-
-
-def batch_moments(
-    sketch_BK: Tensor, source_B: Tensor | None, source_S: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Number of samples, and G2 and S2, of the batch and of the samples of each source in it."""
-    member_RB = sketch_BK.new_ones(1, len(sketch_BK))
-    if source_B is not None and len(source_S):
-        own_SB = source_B.to(sketch_BK.device, non_blocking=True) == source_S[:, None]
-        member_RB = torch.cat([member_RB, own_SB.to(member_RB)])
-    count_R = member_RB.sum(dim=1).double()
-    least_R = count_R.clamp_min(2)  # of fewer samples the result is not used
-    mean_square_R = (member_RB @ sketch_BK).double().square().sum(dim=1) / least_R**2
-    square_R = (member_RB @ sketch_BK.square().sum(dim=1)).double() / least_R
-    signal_R = (least_R * mean_square_R - square_R) / (least_R - 1)
-    noise_R = (square_R - mean_square_R) * least_R / (least_R - 1)
-    return count_R, torch.stack([signal_R, noise_R], dim=1)
 
 
 def noise_scale(

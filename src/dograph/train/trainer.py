@@ -281,7 +281,7 @@ class Trainer:
         """One step: draw, compute, update; then change the mixture if the mixer asks for it."""
         batch = loader.load(self.done, ahead=self.done + 1 < self.batches.steps)
         record = self.step(batch, self.done)
-        if self.step.sketcher is not None:
+        if "noise" in self.state.meters:
             self.noise.observe(record.signals, batch.source_B)
             record = replace(record, noise=self.noise.report())
         self.unwritten.append(record)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dograph.data.corpus import Corpus
 from dograph.data.sampler import sample_place, sample_text
@@ -64,15 +64,21 @@ class WatchedStep:
         return facts | {"samples": samples} if samples else None
 
 
-class SampleWatch:
-    """Watches the samples of a run; `ring` has its last 200 steps."""
+class SampleWatch(nn.Module):
+    """Watches the samples of a run; `ring` has its last 200 steps.
+
+    The other state is in buffers, for a resumed run; the ring starts anew.
+    """
+
+    recent_3W: Tensor  # of recent steps, the newest last: loss, gradient norm, median sketch norm
+    in_a_row: Tensor  # spikes without a calm step between them
 
     def __init__(self, *, skips: bool = False) -> None:
         """`skips`: whether updates of spikes are to be skipped."""
+        super().__init__()
         self.skips, self.ring = skips, deque[WatchedStep](maxlen=KEPT)
-        # Of recent steps, the newest last: loss, gradient norm, median of the samples' norms.
-        self.recent_3W = torch.full((3, RECENT), torch.nan, dtype=torch.float64)
-        self.in_a_row = torch.zeros(())  # spikes without a calm step between them
+        self.register_buffer("recent_3W", torch.full((3, RECENT), torch.nan, dtype=torch.float64))
+        self.register_buffer("in_a_row", torch.zeros(()))
 
     def observe(
         self,
@@ -106,19 +112,11 @@ class SampleWatch:
         self.ring.append(WatchedStep(signals.step, table_B3, z_2, skip, ids))
         return self.ring[-1]
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """For a resumed run; the ring starts anew."""
-        return {"recent": self.recent_3W, "in_a_row": self.in_a_row}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.recent_3W, self.in_a_row = state["recent"], state["in_a_row"]
-
 
 def middle(value_XW: Tensor) -> Tensor:
-    """The (lower) median of the last axis without NaN, which counts as absent."""
-    last = (torch.isfinite(value_XW).sum(dim=-1, keepdim=True) - 1).clamp_min(0)
-    sorted_XW = value_XW.nan_to_num(torch.inf, torch.inf, torch.inf).sort(dim=-1).values
-    return sorted_XW.gather(-1, last // 2).squeeze(-1)
+    """The lower median of the finite values of the last axis; NaN if there are none."""
+    known_XW = torch.where(torch.isfinite(value_XW), value_XW, torch.nan)
+    return known_XW.nanquantile(0.5, dim=-1, interpolation="lower")
 
 
 def robust_z(now_X: Tensor, past_XW: Tensor) -> Tensor:

@@ -59,11 +59,19 @@ def test_help_shows_examples():
     ("arguments", "kind", "told"),
     [
         (["validation-los"], ConfigError, 'did you mean "validation-loss"'),
-        (["cost"], CorpusError, "dograph data prepare slimpajama-6b --tokenizer gpt2"),
-        (["cost", "data.corpus=nowhere"], CorpusError, "nowhere is not a prepared corpus"),
-        (["cost", "--limit", "9", "data.corpus=demo"], ConfigError, "cost has none"),
-        (["cost", "mixer.name=doge"], ConfigError, "--methods names the mixers"),
-        (["cost", "--seeds", "none"], ConfigError, "--seeds"),
+        (["validation-loss"], CorpusError, "dograph data prepare slimpajama-6b --tokenizer gpt2"),
+        (
+            ["validation-loss", "data.corpus=nowhere"],
+            CorpusError,
+            "nowhere is not a prepared corpus",
+        ),
+        (
+            ["validation-loss", "--limit", "9", "data.corpus=demo"],
+            ConfigError,
+            "validation-loss has none",
+        ),
+        (["validation-loss", "mixer.name=doge"], ConfigError, "--methods names the mixers"),
+        (["validation-loss", "--seeds", "none"], ConfigError, "--seeds"),
     ],
 )
 def test_what_is_refused(pool, arguments, kind, told):
@@ -73,10 +81,14 @@ def test_what_is_refused(pool, arguments, kind, told):
 
 
 def test_a_dry_run_makes_nothing(pool, corpus, tmp_path):
-    out = invoke(
-        "model-scale", *TINY[1:], "model.preset=tiny", f"data.corpus={corpus}", "--dry-run"
-    )
-    for words in ("tiny: ", "30 cells: 6 methods x 5 seeds", "192 tokens per run", "FLOPs"):
+    more = ("model.preset=tiny,demo", f"data.corpus={corpus}", "--dry-run")
+    out = invoke("model-scale", *TINY[1:], *more)
+    tokens = "192 tokens per run"
+    assert [line.split(": ")[0] for line in out.output.splitlines() if tokens in line] == [
+        "reproduce/mini/model-scale/tiny",
+        "reproduce/mini/model-scale/demo",
+    ]
+    for words in ("30 cells: 6 methods x 5 seeds", "FLOPs"):
         assert words in out.output
     assert pool.asked == []
     assert not (tmp_path / "reproduce").exists()
@@ -95,15 +107,28 @@ def test_a_dry_run_says_how_to_do_without_plans_that_are_refused(pool, corpus):
 
 
 def test_a_table_is_made_and_the_same_command_goes_on(pool, corpus, tmp_path):
-    arguments = ("balance", *TINY, f"data.corpus={corpus}", "--seeds", "2", "--methods", "natural")
+    arguments = (
+        "validation-loss",
+        *TINY,
+        f"data.corpus={corpus}",
+        "--seeds",
+        "2",
+        "--methods",
+        "natural",
+    )
     out = invoke(*arguments, "--out", tmp_path / "mine").stdout
     assert [job.label for job in pool.asked] == [
         f"{method}-s{seed}" for seed in (10, 11) for method in ("uniform", "natural")
     ]
-    for words in ("losses over sources in nats", "natural", "claims of the paper", "results: "):
+    for words in (
+        "validation loss, mean over sources",
+        "natural",
+        "claims of the paper",
+        "results: ",
+    ):
         assert words in out
     stored = json.loads((tmp_path / "mine" / "reproduce.json").read_text())
-    assert stored["artefacts"]["balance"]["seeds"] == [10, 11]
+    assert stored["artefacts"]["validation-loss"]["seeds"] == [10, 11]
     again = invoke(*arguments, "--out", tmp_path / "mine").stdout
     assert len(pool.asked) == 4
     assert again == out
@@ -115,7 +140,7 @@ def test_a_stop_is_told_with_where_things_are(pool, corpus, monkeypatch):
 
     monkeypatch.setattr(pool, "run", run)
     more = (f"data.corpus={corpus}", "--seeds", "1", "--methods", "natural")
-    result = invoke("cost", *TINY, *more, code=130)
+    result = invoke("validation-loss", *TINY, *more, code=130)
     assert "the same command goes on; finished cells are in reproduce/mini/methods" in result.stderr
 
 
@@ -130,6 +155,6 @@ def test_failed_cells_end_with_status_one(pool, corpus):
             run([job], *calls)
 
     pool.run = failing
-    result = invoke("balance", *TINY, *more, code=1)
+    result = invoke("validation-loss", *TINY, *more, code=1)
     assert "failed: bad-s10; the same command tries them again" in result.stderr
     assert "uniform" in result.output

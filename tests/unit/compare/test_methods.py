@@ -77,19 +77,16 @@ def test_a_bare_name_takes_the_options_of_the_configuration():
     assert "num_domains" not in found["dograph-recipe-paper"]
 
 
-def test_a_file_may_also_set_the_sketch(tmp_path):
-    file = tmp_path / "methods.yaml"
-    file.write_text(
-        "plain: uniform\n"
-        "head:\n  mixer: {name: dograph, num_domains: 3}\n  sketch: {mode: head, dim: 80}\n"
-    )
-    methods = {m.label: m for m in parse_methods(f"unimax,{file}", base(), "natural")}
-    assert list(methods) == ["natural", "unimax", "plain", "head"]
+def test_a_method_may_also_set_its_sketch_and_its_optimizer():
+    text = "unimax,head=dograph[num_domains=3,sketch.mode=head,sketch.dim=80,optim.lr=0.002]"
+    methods = {m.label: m for m in parse_methods(text, base(), "natural")}
+    assert list(methods) == ["natural", "unimax", "head"]
+    assert methods["head"].mixer == {"name": "dograph", "num_domains": 3}
     config = methods["head"].config(base())
     assert (config.sketch.mode, config.sketch.dim, config.mixer.name) == ("head", 80, "dograph")
-    file.write_text("cheat:\n  mixer: {name: dograph}\n  train: {steps: 900}\n")
-    with pytest.raises(ConfigError, match="the same for all methods"):
-        parse_methods(str(file), base(), "natural")
+    assert (config.optim.lr, config.optim.betas) == (0.002, base().optim.betas)
+    with pytest.raises(ConfigError, match="train is not an option"):
+        parse_methods("cheat=dograph[train.steps=900]", base(), "natural")
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,11 @@ from dograph.data.digests import verify
 from dograph.data.embedded import JUNK, junk_documents, planted_documents
 from dograph.data.options import PrepareOptions
 from dograph.data.pipeline import prepare as prepare_corpus
+from dograph.data.sampler import sample_origin
 from dograph.data.toward import MU, TextScorer
 from dograph.errors import ConfigError, CorpusError
 from dograph.rng import stream
+from dograph.types import SampleIds
 from text_inputs import files_of, prepare, text, write_jsonl, write_tokenizer
 
 WORD = rb"[0-9a-z_\x80-\xff]{1,16}|[^\s0-9a-z_\x80-\xff]{1,16}"
@@ -186,6 +188,9 @@ def test_a_prepared_corpus_has_the_scores_beside_its_documents(tmp_path, job):
         length_D = np.diff(stratum.documents["end"], prepend=0)
         mean = (stratum.documents["score"] * length_D).sum() / length_D.sum()
         assert corpus.scores()[stratum.entry.stratum] == pytest.approx(mean, rel=1e-5)
+    ids = SampleIds(*[np.zeros(1, dtype=np.int64)] * 5)
+    first = corpus.train[0].documents[0]
+    assert sample_origin(corpus, ids, 0)["line"] == first["record"] + 1
 
 
 def test_scores_depend_neither_on_threads_nor_on_a_kill(tmp_path, job, monkeypatch):
@@ -205,7 +210,9 @@ def test_scores_depend_neither_on_threads_nor_on_a_kill(tmp_path, job, monkeypat
         with pytest.raises(KeyboardInterrupt):
             prepare_corpus(PrepareOptions(out=tmp_path / "out", **job), report)
     other = {**job, "toward": ()}
-    with pytest.raises(CorpusError, match=r"--toward was .*good.jsonl, now None.*--restart"):
+    with pytest.raises(
+        CorpusError, match=r"--toward was .*good.jsonl, now None.*delete .*\.preparing"
+    ):
         prepare_corpus(PrepareOptions(out=tmp_path / "out", **other))
     prepare_corpus(PrepareOptions(out=tmp_path / "out", **job))
     assert files_of(tmp_path / "out") == truth

@@ -16,7 +16,7 @@ from dograph import DoGraph, Sketcher
 from trainers import furthest, parameters
 
 PAGE = (Path(__file__).parents[3] / "docs" / "nanogpt.md").read_text()
-V, D, T, MICRO, ACCUMULATION, STEPS, SAVED = 31, 16, 10, 4, 3, 5, 2
+V, D, T, MICRO, ACCUMULATION, STEPS, SAVED = 31, 16, 10, 8, 3, 5, 2
 
 
 def blocks(title):
@@ -93,11 +93,12 @@ class ChatGPT(nn.Module):
 
 
 def batches(start=0):
-    """Rows of three kinds, one batch after another."""
+    """Rows of three kinds, some of one token alone, one batch after another."""
     for i in range(start, 1000):
         draw = torch.Generator().manual_seed(i)
         low_B = 10 * torch.randint(3, (MICRO, 1), generator=draw)
         token_BT = low_B + torch.randint(10, (MICRO, T + 1), generator=draw)
+        token_BT = torch.where(low_B == 20, 20, token_BT)
         yield token_BT[:, :-1], token_BT[:, 1:]
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dograph.config import resolve_config
 from dograph.errors import ConfigError
 from dograph.mixers.dograph import DoGraph, DoGraphOptions
 from dograph.types import Signals
@@ -122,6 +123,15 @@ def test_a_number_of_domains_that_nobody_set_follows_the_batch(size, domains):
     assert num_domains(size) == domains
     assert num_domains(size, num_domains=11) == min(size, 11)
     assert num_domains(size, recipe="paper") == min(size, 11)
+
+
+@pytest.mark.parametrize(("size", "warns"), [(7, True), (8, False), (16, False)])
+def test_a_batch_of_one_domain_is_warned_about(size, warns):
+    config = resolve_config("demo", [f"train.batch_size={size}"])
+    said = DoGraph().cautions(config)
+    assert ["holds one domain" in line and "all count alike" in line for line in said] == [True][
+        :warns
+    ]
 
 
 def test_a_run_from_before_the_number_followed_the_batch_goes_on_as_it_began():

@@ -90,16 +90,14 @@ def findings(cells, baseline="uniform", config=None):
     )
 
 
-def study(name, made, sizes=None, scores=None, **wanted):
-    """`made` as if it had been trained for the artefact."""
-    if sizes:
-        wanted["settings"] = (f"model.preset={sizes}",)
-    asks = build_asks(Wanted(artefact=find_artefact(name), **wanted))
-    found = {size: made if not sizes else made[size] for size in asks}
-    for size, ask in asks.items():
-        found[size] = replace(found[size], config=ask.config.model_dump(mode="json"))
+def study(name, made, scores=None, size="", **wanted):
+    """`made` as if it had been trained for the artefact (at one of its model sizes)."""
+    if size:
+        wanted["settings"] = (f"model.preset={size}",)
+    ask = build_asks(Wanted(artefact=find_artefact(name), **wanted))[size]
+    found = replace(made, config=ask.config.model_dump(mode="json"))
     scored = {label: dict(score) for label, score in (scores or {}).items()}
-    return Study(find_artefact(name), "mini", asks, found, scored)
+    return Study(find_artefact(name), "mini", ask, found, scored)
 
 
 def levels(means, seeds=SEEDS, **more):

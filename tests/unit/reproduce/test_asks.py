@@ -20,25 +20,23 @@ from dograph.reproduce.artefacts import (
     build_asks,
     find_artefact,
     require_corpus,
-    spelled_out,
 )
 from dograph.types import Signals
 
 
 def asked(name, scale="mini", **more):
+    return by_size(name, scale, **more)[""]
+
+
+def by_size(name, scale="mini", **more):
     return build_asks(Wanted(artefact=find_artefact(name), scale=scale, **more))
-
-
-def only(name, scale="mini", **more):
-    (ask,) = asked(name, scale, **more).values()
-    return ask
 
 
 @pytest.mark.parametrize("scale", ["mini", "paper"])
 @pytest.mark.parametrize("name", ARTEFACTS)
 def test_every_name_at_every_scale_is_a_valid_comparison(name, scale):
     artefact = ARTEFACTS[name]
-    for ask in asked(name, scale).values():
+    for ask in by_size(name, scale).values():
         labels = [method.label for method in ask.methods]
         assert labels[0] == artefact.baseline
         assert sorted(labels) == sorted(artefact.methods)
@@ -53,12 +51,12 @@ def test_every_name_at_every_scale_is_a_valid_comparison(name, scale):
 
 def test_the_protocol_draws_every_source_alike():
     """Whatever weighs samples, but not natural and not what plans."""
-    for method in only("validation-loss").methods:
+    for method in asked("validation-loss").methods:
         options = dict(method.mixer)
         name = options.pop("name")
         if name in ("dograph", "dynamic-loss"):
             assert options["sampling"] == "uniform"
-    by_label = {method.label: method.mixer for method in only("validation-loss").methods}
+    by_label = {method.label: method.mixer for method in asked("validation-loss").methods}
     assert list(by_label) == ["uniform", *(label for label in ALL if label != "uniform")]
     assert by_label["inverse-norm"] == {
         "name": "dograph",
@@ -74,7 +72,7 @@ def test_the_protocol_draws_every_source_alike():
 
 def weights(label):
     """What a method makes of a batch once it knows its domains, and the samples' norms."""
-    ask = only("clusters", methods=label)
+    ask = asked("clusters", methods=label)
     mixer = next(dict(m.mixer) for m in ask.methods if m.label == label)
     weigher = build_mixer(mixer.pop("name"), mixer)
     for step in range(14):
@@ -107,26 +105,26 @@ def test_the_rows_that_need_no_domains():
 
 def test_the_paper_scale_is_its_presets():
     for name in ("gpt2-small", "gpt2-medium", "llama-1.1b", "llama-3.2-3b"):
-        config = only(name, "paper").config
+        config = asked(name, "paper").config
         preset = resolve_config(f"paper-{name}", [])
         for part in ("data", "model", "sketch", "optim", "train", "eval", "probe"):
             assert getattr(config, part) == getattr(preset, part)
-    sizes = asked("model-scale", "paper")
+    sizes = by_size("model-scale", "paper")
     assert [ask.config.model.preset for ask in sizes.values()] == list(sizes)
     assert {ask.config.train.steps for ask in sizes.values()} == {20_000}
 
 
 def test_the_mini_scale():
-    config = only("validation-loss").config
+    config = asked("validation-loss").config
     assert (config.train.steps, config.train.batch_size, config.data.seq_len) == (700, 48, 512)
     assert (config.optim.lr, config.optim.lr_end, config.optim.warmup_steps) == (5e-4, 1e-4, 100)
     assert (config.optim.betas, config.eval.max_samples_per_source) == ((0.9, 0.95), 128)
     assert (config.model.preset, config.probe.rows) == ("gpt2-mini", 0)
-    assert only("llama-1.1b").config.model.preset == "llama-mini"
+    assert asked("llama-1.1b").config.model.preset == "llama-mini"
     for name in ("objectives", "num-domains", "gradient-pca", "clusters"):
-        assert only(name).config.train.steps == 400
-    assert only("clusters").config.probe.rows == 512
-    assert list(asked("model-scale")) == ["gpt2-proxy", "gpt2-mini", "gpt2-small"]
+        assert asked(name).config.train.steps == 400
+    assert asked("clusters").config.probe.rows == 512
+    assert list(by_size("model-scale")) == ["gpt2-proxy", "gpt2-mini", "gpt2-small"]
     shape = PRESETS["llama-mini"]
     assert (shape.layers, shape.width, shape.kv_heads, shape.feed_forward) == (12, 768, 4, 2048)
 
@@ -140,9 +138,9 @@ def test_mini_runs_are_for_everybody_to_import():
 
 def test_tables_of_the_same_runs_share_them():
     folders = {name: artefact.folder("mini") for name, artefact in ARTEFACTS.items()}
-    same = ["gpt2-small", "gpt2-medium", "validation-loss", "cost", "balance"]
+    same = ["gpt2-small", "gpt2-medium", "validation-loss", "cost"]
     assert len({folders[name] for name in same}) == 1
-    asks = [only(name) for name in same]
+    asks = [asked(name) for name in same]
     for ask in asks[1:]:
         assert (ask.config, ask.methods, ask.seeds) == (
             asks[0].config,
@@ -153,46 +151,52 @@ def test_tables_of_the_same_runs_share_them():
 
 
 def test_settings_change_every_run_and_warm_up_keeps_its_share():
-    ask = only("validation-loss", settings=("train.steps=70", "model.preset=tiny"))
+    ask = asked("validation-loss", settings=("train.steps=70", "model.preset=tiny"))
     assert (ask.config.train.steps, ask.config.optim.warmup_steps) == (70, 10)
-    ask = only("validation-loss", settings=("train.steps=70", "optim.warmup_steps=3"))
+    ask = asked("validation-loss", settings=("train.steps=70", "optim.warmup_steps=3"))
     assert ask.config.optim.warmup_steps == 3
-    assert only("cost", proxy=("train.steps=7",)).proxy.train.steps == 7
-    assert only("cost", seeds="3").seeds == (10, 11, 12)
-    assert only("cost", seeds="7,").seeds == (7,)
+    assert asked("validation-loss", proxy=("train.steps=7",)).proxy.train.steps == 7
+    assert asked("validation-loss", seeds="3").seeds == (10, 11, 12)
+    assert asked("validation-loss", seeds="7,").seeds == (7,)
 
 
 def test_methods_by_label_or_in_the_language_of_compare():
-    ask = only(
-        "cost", methods="natural,dograph-paper,mine=dograph[recipe=paper,max_relative_weight=3]"
+    ask = asked(
+        "validation-loss",
+        methods="natural,dograph-paper,mine=dograph[recipe=paper,max_relative_weight=3]",
     )
     labels = [method.label for method in ask.methods]
     assert labels == ["uniform", "natural", "dograph-paper", "mine"]
     assert ask.methods[3].mixer == {"name": "dograph", "recipe": "paper", "max_relative_weight": 3}
     assert ask.proxy is None
-    assert [m.label for m in only("clusters", methods="dograph-paper").methods] == [
+    assert [m.label for m in asked("clusters", methods="dograph-paper").methods] == [
         "equal",
         "dograph-paper",
     ]
-    assert (
-        spelled_out("a[x=1,y=2],m7")
-        == "a[x=1,y=2],m7=dograph[recipe=paper,sampling=uniform,num_domains=7]"
-    )
+    mixed = asked("num-domains", methods="a=dograph[recipe=paper,num_domains=9], m7").methods
+    assert [method.label for method in mixed] == ["uniform", "a", "m7"]
+    paper = {"name": "dograph", "recipe": "paper"}
+    assert mixed[1].mixer == {**paper, "num_domains": 9}
+    assert mixed[2].mixer == {**paper, "sampling": "uniform", "num_domains": 7}
 
 
 @pytest.mark.parametrize(
     ("name", "more", "told"),
     [
-        ("cost", {"settings": ("mixer.name=uniform",)}, "--methods names the mixers"),
-        ("cost", {"settings": ("seed=1",)}, "--seeds names the seeds"),
-        ("cost", {"settings": ("run=x",)}, "--out names the folder"),
-        ("cost", {"settings": ("train.stepz=1",)}, "did you mean"),
-        ("model-scale", {"settings": ("model.path=x",)}, "trains several models"),
-        ("model-scale", {"settings": ("model.preset=tiny,gpt5",)}, "allowed: tiny"),
-        ("model-scale", {"settings": ("model.preset=tiny,tiny",)}, "each of them once"),
+        ("validation-loss", {"settings": ("mixer.name=uniform",)}, "--methods names the mixers"),
+        ("validation-loss", {"settings": ("seed=1",)}, "--seeds names the seeds"),
+        ("validation-loss", {"settings": ("run=x",)}, "--out names the folder"),
+        ("validation-loss", {"settings": ("train.stepz=1",)}, "did you mean"),
+        (
+            "model-scale",
+            {"settings": ("model.path=x",)},
+            "model.preset or model.path, and not both",
+        ),
+        ("model-scale", {"settings": ("model.preset=tiny,gpt5",)}, "allowed: demo"),
+        ("model-scale", {"settings": ("model.preset=tiny,",)}, "allowed: demo"),
         ("clusters", {"proxy": ("train.steps=2",)}, "--proxy is for planned methods"),
-        ("cost", {"methods": "nonsense"}, '"nonsense" is not known'),
-        ("cost", {"methods": "doge,doge"}, '--methods names "doge" twice'),
+        ("validation-loss", {"methods": "nonsense"}, '"nonsense" is not known'),
+        ("validation-loss", {"methods": "doge,doge"}, '--methods names "doge" twice'),
     ],
 )
 def test_what_is_refused(name, more, told):
@@ -214,13 +218,13 @@ def test_methods_without_probes_are_refused_before_they_train(name):
         assert f"Leave them out of --methods. These can be probed: {able}" in told
     labels = [
         m.label
-        for m in only(name, methods="inverse-norm,mine=dograph[max_relative_weight=3],m7").methods
+        for m in asked(name, methods="inverse-norm,mine=dograph[max_relative_weight=3],m7").methods
     ]
     assert labels == ["equal", "inverse-norm", "mine", "m7"]
     for setting in ("probe.rows=0", "probe.at=[]"):
         with pytest.raises(ConfigError, match=r"takes none; leave both at their defaults"):
             asked(name, settings=(setting,))
-    assert only("cost", methods="natural", settings=("probe.rows=0",))
+    assert asked("validation-loss", methods="natural", settings=("probe.rows=0",))
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
@@ -232,11 +236,15 @@ def test_an_unknown_name_is_answered_with_the_nearest():
     ("name", "scale", "command"),
     [
         (
-            "cost",
+            "validation-loss",
             "mini",
             "prepare slimpajama-6b --tokenizer gpt2 --keep 0.006 --out data/slimpajama-mini",
         ),
-        ("cost", "paper", "prepare slimpajama-6b --tokenizer gpt2 --out data/slimpajama-6b"),
+        (
+            "validation-loss",
+            "paper",
+            "prepare slimpajama-6b --tokenizer gpt2 --out data/slimpajama-6b",
+        ),
         ("llama-1.1b", "mini", "prepare pile --tokenizer gpt2 --keep 0.0005 --out data/pile-mini"),
         ("llama-1.1b", "paper", "prepare pile --tokenizer gpt2 --out data/pile"),
     ],
@@ -253,7 +261,7 @@ def test_a_corpus_that_is_not_there_comes_with_its_command(
     assert ("tokens of it" in told) == (scale == "mini")
 
 
-@pytest.mark.parametrize("name", ["cost", "llama-1.1b"])
+@pytest.mark.parametrize("name", ["validation-loss", "llama-1.1b"])
 def test_the_command_of_the_message_is_understood(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CorpusError) as caught:
@@ -268,7 +276,12 @@ def test_the_command_of_the_message_is_understood(name, tmp_path, monkeypatch):
 
 
 def test_the_folder_is_the_users_or_the_runs_own():
-    wanted = Wanted(artefact=find_artefact("cost"), out=Path("mine"))
-    assert wanted.folder == Path("mine")
-    assert Wanted(artefact=find_artefact("cost")).folder == Path("reproduce/mini/methods")
-    assert asked("model-scale", out=Path("x"))["gpt2-mini"].out == Path("x/gpt2-mini")
+    artefact = find_artefact("validation-loss")
+    assert Wanted(artefact=artefact, out=Path("mine")).folder == Path("mine")
+    assert Wanted(artefact=artefact).folder == Path("reproduce/mini/methods")
+    assert asked("validation-loss", out=Path("x")).out == Path("x")
+    sizes = by_size("model-scale", out=Path("x"), settings=("model.preset=tiny,demo",))
+    assert {size: ask.out for size, ask in sizes.items()} == {
+        "tiny": Path("x/tiny"),
+        "demo": Path("x/demo"),
+    }

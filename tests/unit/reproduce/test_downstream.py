@@ -52,19 +52,17 @@ def test_downstream_tasks_beside_the_papers(by_hand):
         scores[one["label"]] = score(base)
     study = by_hand.study("gpt2-medium", by_hand.findings(cells), scores=scores)
     found = downstream(study)
-    average, tasks, gains = (rows(found, sheet) for sheet in range(3))
+    average, tasks = (rows(found, sheet) for sheet in range(2))
     assert average["dograph-paper"][1] == "0.67"  # standard error over items
     assert average["dograph-paper"][2].startswith("+2.67 [")
     assert average["dograph-paper"][3:] == ["37.9", "+2.5"]
     assert tasks["uniform"][0] == "30.0"
     assert tasks["  paper"][0] == "27.3"  # of the last method, which is DoGraph
-    assert gains["sciq"][0].startswith("+8.00 [")
-    assert gains["sciq"][2] == "+4.5"
+    gain = found.data["methods"]["dograph-paper"]["sciq"]["less_uniform"]
+    assert gain["mean"] == pytest.approx(8, abs=0.01)
     told = words(found)
     assert told["dograph-paper", "DoGraph above Uniform on average"] == "sign only"
     assert told["dograph-paper", "DoGraph best on average of the seven"] == "confirmed"
-    most = "DoGraph gains more on reasoning than on reading comprehension"
-    assert told["dograph-paper", most] == "opposite"  # 2 against 5 points
     assert found.notes == ["a note"]
     json.dumps(found.data)
 
@@ -133,7 +131,6 @@ def test_downstream_over_some_tasks_says_so(by_hand):
     found = downstream(study)
     assert list(found.data["tasks"]) == ["piqa", "copa"]
     assert "averages are over 2 tasks here and nine in the paper" in found.notes
-    assert any("its tasks were not all scored" in verdict.line for verdict in found.verdicts)
 
 
 def test_a_score_is_kept_of_the_same_weights_alone(tmp_path):

@@ -47,8 +47,8 @@ def asked(corpus, out, name, methods, seeds, settings=TINY):
 def made(wanted):
     """What is shown, what is told of it, what was trained, and what was said."""
     pool, said, asks = Here(), [], build_asks(wanted)
-    study = session.train(wanted, asks, pool, said.append)
-    outcome = session.finish(study, EvalRequest(), wanted.folder, lambda *_: None)
+    studies = session.train(wanted, asks, pool, said.append)
+    outcome = session.finish(studies, EvalRequest(), wanted.folder, lambda *_: None)
     trained = [job.label for job in pool.asked if job.label != "scout"]
     return outcome, trained, said
 
@@ -65,16 +65,16 @@ def compared(folder):
 
 def test_fewer_rows_and_seeds_are_shown_and_nothing_is_lost(corpus, folder):
     before = read(folder, "ask.json")
-    outcome, trained, said = made(asked(corpus, folder, "balance", "natural", "1"))
+    outcome, trained, said = made(asked(corpus, folder, "objectives", "natural", "1"))
     assert trained == []
     assert not [line for line in said if "plan" in line]
     assert [row[0] for row in outcome.tables[0].rows] == ["natural", "uniform"]
-    assert outcome.data["methods"]["natural"]["spread"]["seeds"] == 1
-    assert read(folder, "reproduce.json")["artefacts"]["balance"]["seeds"] == [10]
+    assert outcome.data["methods"]["natural"]["loss_nats"]["seeds"] == 1
+    assert read(folder, "reproduce.json")["artefacts"]["objectives"]["seeds"] == [10]
     assert read(folder, "ask.json") == before
     assert compared(folder)[0] == {"uniform-s10", "natural-s10"}
     assert len(list((folder / "cells").glob("*/result.json"))) == 6
-    assert set(read(folder, "reproduce.json")["artefacts"]) == {"validation-loss", "balance"}
+    assert set(read(folder, "reproduce.json")["artefacts"]) == {"validation-loss", "objectives"}
 
 
 def test_the_newest_table_of_a_name_is_stored(corpus, folder):
@@ -90,7 +90,7 @@ def test_the_newest_table_of_a_name_is_stored(corpus, folder):
 
 def test_only_what_is_asked_is_trained_beside_what_is_there(corpus, folder):
     """Other methods on another seed: the gaps between are left."""
-    outcome, trained, _ = made(asked(corpus, folder, "balance", "dynamic-loss", "12,"))
+    outcome, trained, _ = made(asked(corpus, folder, "objectives", "dynamic-loss", "12,"))
     assert trained == ["uniform-s12", "dynamic-loss-s12"]
     assert [row[0] for row in outcome.tables[0].rows] == ["uniform", "dynamic-loss"]
     cells, rows = compared(folder)
@@ -104,16 +104,16 @@ def test_only_what_is_asked_is_trained_beside_what_is_there(corpus, folder):
 def test_other_settings_are_still_refused(corpus, folder):
     longer = (*TINY, "train.steps=3")
     with pytest.raises(RunError, match=r"train.steps: 2 stored, 3 requested"):
-        made(asked(corpus, folder, "balance", "natural", "1", settings=longer))
+        made(asked(corpus, folder, "objectives", "natural", "1", settings=longer))
     with pytest.raises(RunError, match=r"methods.natural.mixer.name: natural stored, unimax"):
-        made(asked(corpus, folder, "balance", "natural=unimax", "1"))
+        made(asked(corpus, folder, "objectives", "natural=unimax", "1"))
 
 
 def test_a_method_that_cannot_be_built_any_more_stays_in_the_record(corpus, folder):
     ask = read(folder, "ask.json")
     ask["methods"]["gone"] = {"mixer": {"name": "no_such_module:Mixer"}, "sketch": {}}
     (folder / "ask.json").write_text(json.dumps(ask))
-    _, trained, _ = made(asked(corpus, folder, "balance", "natural", "1"))
+    _, trained, _ = made(asked(corpus, folder, "objectives", "natural", "1"))
     assert trained == []
     assert "natural" in compared(folder)[1]
     assert "gone" in read(folder, "ask.json")["methods"]
@@ -125,7 +125,7 @@ def test_rows_too_few_to_be_apart_are_told_before_training(corpus, tmp_path):
     def check(rows):
         wanted = asked(corpus, tmp_path / "out", "clusters", "dograph", "1")
         wanted = replace(wanted, settings=(*wanted.settings, f"probe.rows={rows}"))
-        session.check(wanted, build_asks(wanted), EvalRequest(), lambda *_: None)
+        session.check(wanted, build_asks(wanted)[""], EvalRequest(), lambda *_: None)
 
     check(11)
     with pytest.raises(ConfigError, match=r"probe.rows=10 on .*two sources need 4 each"):

@@ -117,7 +117,7 @@ def test_figures_are_paired_t_intervals():
     assert own.interval.high - own.value == pytest.approx(
         stats.t.ppf(0.975, 2) * stats.sem([2, 3, 2.2])
     )
-    per_cent = RunMetric({"a": a, "b": b}).percent_change("a", "b")
+    per_cent = RunMetric({"a": a, "b": b}, in_per_cent=True).difference("a", "b")
     assert per_cent.value == pytest.approx(100 * (0.5 + 0.5 / 3 + 0.3 / 2.2) / 3)
     assert RunMetric({"a": a}).difference("a", "b").num == 0
 

@@ -174,7 +174,7 @@ def test_a_resumed_run_measures_the_same_and_an_old_checkpoint_starts_anew(tmp_p
         if old:
             folder = run.checkpoint(4)
             tensors = load_file(folder / checkpoint.MIXER)
-            assert tensors.pop("meters.noise.state").shape == (4, 9)
+            assert tensors.pop("meters.noise.state_R9").shape == (4, 9)
             save_file(tensors, folder / checkpoint.MIXER)
             facts = json.loads((folder / checkpoint.STATE).read_text())
             checkpoint.seal(folder, 4, facts["corpus"], facts["mixer"])
