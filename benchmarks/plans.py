@@ -33,10 +33,9 @@ def fit() -> dict[str, Any]:
     t_VS = -draws.uniform(0, 0.6, (TARGETS, SOURCES))
     t_VS[np.arange(TARGETS), np.arange(TARGETS)] -= 2
     loss_NV = 2.2 + np.exp(0.6 + weight_NS @ t_VS.T) + 0.01 * draws.normal(size=(RUNS, TARGETS))
-    share = dict.fromkeys([f"target {v}" for v in range(TARGETS)], 1 / TARGETS)
-    share_V = np.array(list(share.values()))
+    share_V = np.full(TARGETS, 1 / TARGETS)
     wall, cpu = time.perf_counter(), time.process_time()
-    choice = choose_surrogate(weight_NS, loss_NV, share)
+    choice = choose_surrogate(weight_NS, loss_NV, share_V)
     for surrogate in SURROGATES.values():
         fit_objective(surrogate, weight_NS, loss_NV, share_V, seed=0)
     return {
@@ -44,7 +43,7 @@ def fit() -> dict[str, Any]:
         "cpu_seconds": round(time.process_time() - cpu, 1),
         "shape": [RUNS, SOURCES, TARGETS],
         "chosen": choice.name,
-        "spearman": {name: v.as_json()["spearman"] for name, v in choice.validated.items()},
+        "spearman": {name: v.spearman for name, v in choice.validated.items()},
     }
 
 

@@ -70,13 +70,11 @@ def check_derivatives(fit, point_P):
     np.testing.assert_allclose(fit.jacobian(point_P), jacobian_RP, rtol=1e-4, atol=1e-5)
 
 
-def flat_directions(laws, share_V, weight_S, cap_S=None):
-    """Those of a mixture that need not be the optimum."""
+def is_unique(laws, share_V, weight_S, cap_S=None):
+    """Of a mixture that need not be the optimum."""
     share_V = np.array(share_V, dtype=float) / np.sum(share_V)
     total = convex.Total(laws, share_V)
-    return convex.flat_directions(
-        total, weight_S, np.ones(len(weight_S)) if cap_S is None else cap_S
-    )
+    return convex.is_unique(total, weight_S, np.ones(len(weight_S)) if cap_S is None else cap_S)
 
 
 def grid_optimum(laws, share_V, cap_S):

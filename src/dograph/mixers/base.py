@@ -288,7 +288,5 @@ class Planner(Mixer):
     """A mixer whose plan needs proxies; `findings` has diagnostics of the plan."""
 
     needs_proxies: ClassVar[bool] = True
-
-    def __init__(self) -> None:
-        self.findings: dict[str, Any] = {}  # JSON values
-        self.table: MixtureTable | None = None  # of the proxies, if the plan was fitted to one
+    findings: Mapping[str, Any] = MappingProxyType({})  # JSON values
+    table: MixtureTable | None = None  # of the proxies, if the plan was fitted to one

@@ -149,7 +149,6 @@ class DoGE(Planner):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__()
         self.options = DoGEOptions(**options)
 
     def plan(self, lab: Lab) -> Mixture:

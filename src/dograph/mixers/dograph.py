@@ -167,7 +167,8 @@ class DoGraph(Mixer):
         sketch_BK, finite, domains = self._clustered(signals)  # R' g_i, and D_1 .. D_m of them
         weight_B = super().weigh(signals)  # equal: before domains are known, and in the warm-up
         if domains is not None:
-            self.weight_M = self._solved(domains)  # w = argmin L_opt on the simplex
+            # w = argmin L_opt on the simplex
+            self.weight_M = self.objective(self.remixing.at_first(domains))
             shared_B, finite = self._shared(domains, self.weight_M, signals, finite)  # c_i
             weight_B = weight_B if signals.step < self.warmup_steps else shared_B
         self._take_in(signals, sketch_BK, domains, weight_B, finite)
@@ -181,10 +182,6 @@ class DoGraph(Mixer):
         broken_B = (sketch_BK * 0).sum(dim=1) != 0
         sketch_BK, finite = sketch_BK.masked_fill(broken_B[:, None], 0), ~broken_B.any()
         return sketch_BK, finite, self.scope.assign(sketch_BK, signals.step, signals.projection)
-
-    def _solved(self, domains: Domains) -> Tensor:
-        """Domain weights by the objective."""
-        return self.objective(self.remixing.at_first(domains))
 
     def _shared(
         self, domains: Domains, weight_M: Tensor, signals: Signals, finite: Tensor
@@ -224,7 +221,7 @@ class DoGraph(Mixer):
         equal_b = torch.full_like(sketch_BK[:, 0], 1 / num_samples)
         if domains is None or signals.step < self.warmup_steps:
             return equal_b
-        weight_M, share_M = self._solved(domains), domains.share_M
+        weight_M, share_M = self.objective(self.remixing.at_first(domains)), domains.share_M
         times_M = torch.where(domains.present_M, weight_M / share_M.clamp_min(1e-12), 0.0)
         if self.options.apply_weights_to == "sampling":
             times_M = torch.ones_like(times_M)
@@ -235,7 +232,7 @@ class DoGraph(Mixer):
     def observe(self, signals: Signals, weight_B: Tensor) -> None:
         sketch_BK, finite, domains = self._clustered(signals)
         if domains is not None:
-            self.weight_M = self._solved(domains)
+            self.weight_M = self.objective(self.remixing.at_first(domains))
         self._take_in(signals, sketch_BK, domains, weight_B, finite)
 
     def _take_in(

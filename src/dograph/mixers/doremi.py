@@ -125,10 +125,6 @@ REMEDY = (
     "lower mixer.eta (to 0.1, say), and use batches that hold every source: with few samples of a "
     "source its excess is mostly noise"
 )
-DATA = (
-    "every proxy run has a seed of its own, so the DoReMi proxy reads its data in another order "
-    "than its reference (the authors reversed the shards)"
-)
 
 
 class DoReMiOptions(DoReMiUpdate):
@@ -151,7 +147,6 @@ class DoReMi(Planner):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__()
         self.options = DoReMiOptions(**options)
         given = self.options.reference_weights
         self.reference_weights = None if given is None else Mixture.normalised(given).weights
@@ -163,7 +158,7 @@ class DoReMi(Planner):
         weights = lab.tokens if drawn is None else drawn
         total = sum(weights.values())
         reference = {name: weights.get(name, 0) / total for name in lab.tokens}
-        self.findings = {"rounds": rounds, "converged": False, "data": DATA}
+        self.findings = findings = {"rounds": rounds, "converged": False}
         for number in range(1, self.options.rounds + 1):
             outcome = self._round(lab, number, drawn)
             average = outcome.average
@@ -171,16 +166,16 @@ class DoReMi(Planner):
             rounds.append({"reference": reference, "max_change": change, **outcome.findings()})
             reference = drawn = average
             if change < self.options.tolerance:
-                self.findings["converged"] = True
+                findings["converged"] = True
                 break
         advice = outcome.advice(REMEDY)
-        if self.options.rounds > 1 and not self.findings["converged"]:
+        if self.options.rounds > 1 and not findings["converged"]:
             advice.append(
                 f"after {len(rounds)} rounds a weight still changed by {change:.4f}, more than "
                 f"mixer.tolerance={self.options.tolerance:g}: raise mixer.rounds; or rounds may "
                 "not converge on this corpus"
             )
-        self.findings["advice"] = advice
+        findings["advice"] = advice
         return Mixture.normalised(average)
 
     def _round(

@@ -111,6 +111,7 @@ class SweepPlanner(Planner):
         lab: Lab,
         mixtures: Sequence[Mixture],
         losses: Sequence[Mapping[str, float]],
+        nested: Mapping[str, Any] | None = None,
         **how: Any,
     ) -> Proposal:
         """What the method proposes from the proxies' losses, within the limits."""
@@ -121,6 +122,7 @@ class SweepPlanner(Planner):
             runs=[f"mixture {n + 1}" for n in range(len(mixtures))],
             weight_NS=np.array([[m.weights.get(s, 0.0) for s in lab.tokens] for m in mixtures]),
             loss_NV=np.array([[own.get(name, np.nan) for name in targets] for own in losses]),
+            nested=nested or {},
         )
         target: Target = self.options.target
         if target == NATURAL and NATURAL not in targets:
@@ -171,7 +173,6 @@ class RegMix(SweepPlanner):
     """Draw from the mean of the simulated mixtures whose predicted loss is lowest."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__()
         self.options: RegMixOptions = RegMixOptions(**options)
 
     def plan(self, lab: Lab) -> Mixture:
@@ -189,7 +190,7 @@ class RegMix(SweepPlanner):
             rounds.append({"proxies": number, "surrogate": fitted, **best})
         assert proposal is not None
         if self.options.rounds:
-            self.findings["rounds"] = rounds
+            self.findings = {**self.findings, "rounds": rounds}
         return proposal.mixture
 
     def _next_round(self, lab: Lab, fitted: Proposal, number: int, done: int) -> list[Mixture]:
@@ -237,7 +238,6 @@ class MixingLaw(SweepPlanner):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__()
         self.options: MixingLawOptions = MixingLawOptions(**options)
 
     def plan(self, lab: Lab) -> Mixture:
@@ -249,25 +249,17 @@ class MixingLaw(SweepPlanner):
             proxies += self._proxies(mixtures, f"{size}, mixture", settings)
         results, number = lab.train(proxies), len(mixtures)  # in one request
         losses: list[Mapping[str, float]] = [result.losses for result in results[:number]]
-        nested_findings: dict[str, Any] = {}
-        if nested:
-            losses, nested_findings = self._nested(lab, results)
-        mixture = self._best("mixing-law", lab, mixtures, losses).mixture
-        self.findings = self.findings | nested_findings
-        return mixture
-
-    def _nested(
-        self, lab: Lab, results: Sequence[ProxyResult]
-    ) -> tuple[list[Mapping[str, float]], dict[str, Any]]:
-        """Losses predicted at the run's tokens, and at its size if there are `sizes`."""
+        if not nested:
+            return self._best("mixing-law", lab, mixtures, losses).mixture
+        # Losses are predicted at the run's tokens, and at its size if there are `sizes`.
         curves: dict[Place, LossCurve] = {}
         for n, result in enumerate(results):
-            run = f"mixture {n % self.options.num_proxies + 1}"
+            run = f"mixture {n % number + 1}"
             for source in result.losses:
                 curves[float(result.parameters), run, source] = late_curve(result, source)
-        size = float(lab.parameters if self.options.sizes else results[0].parameters)
-        losses, findings = nest(curves, size=size, tokens=lab.budget)
-        return losses, {"nested": findings}
+        goal = float(lab.parameters if self.options.sizes else results[0].parameters)
+        losses, findings = nest(curves, size=goal, tokens=lab.budget)
+        return self._best("mixing-law", lab, mixtures, losses, findings).mixture
 
 
 def late_curve(result: ProxyResult, source: str) -> LossCurve:

@@ -186,19 +186,13 @@ FLAT = 1e-9  # nats per unit of weight: directions that change the loss by less 
 class Optimum:
     """The best mixture under the laws.
 
-    `gap` bounds, in nats, how far `loss` (with the KL term) is above the true minimum. `flat_FS`
-    holds orthonormal directions in which weights can move without changing the loss; none if the
-    optimum is unique.
+    `gap` bounds, in nats, how far `loss` (with the KL term) is above the true minimum.
     """
 
     weight_S: np.ndarray
     loss: float
     gap: float
-    flat_FS: np.ndarray
-
-    @property
-    def unique(self) -> bool:
-        return len(self.flat_FS) == 0
+    unique: bool
 
 
 def find_optimum(
@@ -248,20 +242,19 @@ def find_optimum(
             f"the laws are too steep to minimize: the mixture found may be {above:.3g} nats above "
             f"the best; slopes differ by up to {np.ptp(total.t_VS):.3g}: set caps, or add runs"
         )
-    return Optimum(weight_S, loss, above, flat_directions(total, weight_S, cap_S))
+    return Optimum(weight_S, loss, above, is_unique(total, weight_S, cap_S))
 
 
-def flat_directions(total: Total, weight_S: np.ndarray, cap_S: np.ndarray) -> np.ndarray:
-    """Orthonormal directions, (F, S), that leave an optimal mixture optimal.
+def is_unique(total: Total, weight_S: np.ndarray, cap_S: np.ndarray) -> bool:
+    """Whether no other mixture is as good as an optimal one.
 
-    Along them weight moves between sources that are not at a bound while the loss changes by less
-    than `FLAT` nats per unit of weight, for example because all their t_j are equal.
+    Another one is if weight can move between sources that are not at a bound while the loss changes
+    by less than `FLAT` nats per unit of weight, for example because their t_j are equal.
     """
     free = np.flatnonzero((weight_S > 1e-9) & (weight_S < cap_S - 1e-9))
     if len(free) < 2 or total.kl:  # a KL term is strictly convex
-        return np.zeros((0, len(weight_S)))
+        return True
     # the last row keeps the direction in which the sum changes from being flat
     rows = np.vstack([total.bend(weight_S, free), np.ones(len(free))])
-    _, size_K, right_FF = np.linalg.svd(rows)
-    size_F = np.pad(size_K, (0, len(free) - len(size_K)))
-    return np.asarray(right_FF[size_F**2 / 2 < FLAT] @ np.eye(len(weight_S))[free])
+    size_K = np.linalg.svd(rows, compute_uv=False)
+    return len(size_K) == len(free) and bool(size_K[-1] ** 2 / 2 >= FLAT)

@@ -5,7 +5,7 @@ Shapes: N runs, S sources, V targets with a share in the objective.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -19,7 +19,6 @@ from dograph.mixtures.reuse import MixtureReuse
 from dograph.mixtures.surrogates import (
     SURROGATES,
     Choice,
-    Judged,
     PlanObjective,
     Surrogate,
     choose_surrogate,
@@ -93,7 +92,7 @@ def propose_from_table(
         raise ConfigError(f"top={top}: of {draws:,} simulated mixtures 1 to all may be averaged")
     rows = _Rows(table, target, prior, caps, max_usage, reuse)
     runs = rows.weight_NS, rows.loss_NV
-    choice = choose_surrogate(*runs, rows.shares, surrogates=surrogates, seed=seed)
+    choice = choose_surrogate(*runs, rows.share_V, surrogates=surrogates, seed=seed)
     objective = fit_objective(surrogates[choice.name], *runs, rows.share_V, seed=seed)
     findings = _findings(method, rows, choice, objective, surrogate)
     if method == "regmix":
@@ -264,8 +263,7 @@ def _findings(
 ) -> dict[str, Any]:
     """What is known before a mixture is proposed; later notes go to the same list."""
     rows.notes.extend(choice.notes)
-    fitted_NV = objective.each(rows.weight_NS)
-    fitted_N = fitted_NV @ rows.share_V
+    fitted_N = objective.predict(rows.weight_NS)
     if is_constant(fitted_N):
         few = choice.name == "lightgbm" and len(rows.runs) < 40
         why = "with fewer than 40 runs it cannot split" if few else "it learned nothing"
@@ -273,14 +271,11 @@ def _findings(
     chosen = surrogate is None and method == "regmix"
     laws = {"mixing-law": "the mixing law", "olmix": "the law of Olmix"}
     named = laws.get(method, f"{surrogate} was asked for")
-    each = zip(rows.shares, fitted_NV.T, rows.loss_NV.T, strict=True)
-    by_target = {name: score(guess_N, loss_N) for name, guess_N, loss_N in each}
     return {
         "method": method,
         "runs": len(rows.runs),
         "sources": list(rows.table.sources),
         "targets": rows.shares,
-        "all_targets": list(rows.table.targets),
         "prior": dict(rows.prior),
         "caps": {name: cap for name, cap in rows.by_source(rows.cap_S).items() if cap < 1},
         "surrogate": {
@@ -289,9 +284,9 @@ def _findings(
             "why": choice.why if chosen else named,
             "folds": choice.folds,
             "repeats": choice.repeats,
-            "cross_validated": {name: v.as_json() for name, v in choice.validated.items()},
+            "cross_validated": {name: asdict(v) for name, v in choice.validated.items()},
         },
-        "in_sample": Judged(score(fitted_N, rows.loss_N), by_target).as_json(),
+        "in_sample": asdict(score(fitted_N, rows.loss_N)),
         "notes": rows.notes,
         **({"nested": dict(rows.table.nested)} if rows.table.nested else {}),
     }
@@ -347,7 +342,7 @@ def _predicted(rows: _Rows, objective: PlanObjective, weight_S: np.ndarray) -> d
 
 def _support(rows: _Rows, choice: Choice, weight_S: np.ndarray) -> dict[str, Any]:
     """How well the runs support a proposal; `problems` are also notes, none if they do."""
-    ranked = choice.validated[choice.name].objective.spearman
+    ranked = choice.validated[choice.name].spearman
     least = max(LEAST_SPEARMAN, CHANCE / math.sqrt(len(rows.runs) - 1))
     problems = []
     if ranked is None or ranked < least:

@@ -292,8 +292,6 @@ def nest(
     """
     if not curves:
         raise ConfigError("no curves to nest; give losses over tokens by size, mixture and target")
-    if not (size > 0 and tokens > 0):
-        raise ConfigError(f"the target is {size:g} parameters and {tokens:g} tokens; give both")
     steps, sizes, notes = None, None, tuple[str, ...]()
     at_tokens = [float(curve.loss_X[-1]) for curve in curves.values()]
     if any((curve.x_X != tokens).any() for curve in curves.values()):

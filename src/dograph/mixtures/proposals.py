@@ -127,8 +127,6 @@ def generate_mixtures(
     prior_S, total = np.array(list(prior.values()), dtype=np.float64), math.fsum(prior.values())
     if not (np.isfinite(prior_S).all() and (prior_S >= 0).all() and total > 0):
         raise ConfigError(f"the prior needs weights >= 0 with a sum above 0, got {dict(prior)}")
-    if number < 1:
-        raise ConfigError(f"the number of mixtures must be at least 1, got {number}")
     prior_S /= total
     there_S = prior_S > 0
     draws = stream(seed, "plans", "generate")

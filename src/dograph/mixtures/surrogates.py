@@ -141,18 +141,6 @@ class Scores:
     note: str | None = None  # why something is undefined
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """Scores of the objective and of each target in it."""
-
-    objective: Scores
-    targets: dict[str, Scores]
-
-    def as_json(self) -> dict[str, Any]:
-        each = {name: asdict(scores) for name, scores in self.targets.items()}
-        return {**asdict(self.objective), "targets": each}
-
-
 def is_constant(value_N: np.ndarray) -> bool:
     """Whether all values are the same, up to rounding."""
     if not np.isfinite(value_N).all():
@@ -242,13 +230,13 @@ def _in_threads(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The surrogate to use, and the cross-validated scores of all candidates."""
+    """The surrogate to use, and the objective's cross-validated scores by all candidates."""
 
     name: str
     why: str
     folds: int
     repeats: int
-    validated: dict[str, Judged]
+    validated: dict[str, Scores]
     notes: list[str] = field(default_factory=list)
 
 
@@ -264,7 +252,7 @@ def draw_folds(num_runs: int, seed: int) -> np.ndarray:
 def choose_surrogate(
     weight_NS: np.ndarray,
     loss_NV: np.ndarray,
-    shares: dict[str, float],
+    share_V: np.ndarray,
     *,
     surrogates: Mapping[str, Surrogate] = SURROGATES,
     seed: int = 42,
@@ -278,35 +266,34 @@ def choose_surrogate(
     """
     fold_RN = draw_folds(len(weight_NS), seed)
     folds, repeats = int(fold_RN.max()) + 1, len(fold_RN)
-    each = repeats * folds * len(shares)
-    validated: dict[str, Judged] = {}
+    each = repeats * folds * len(share_V)
+    validated: dict[str, Scores] = {}
     notes: list[str] = []
     with counted("{done}/{total} fits", len(surrogates) * each) as display:
         for rank, (name, surrogate) in enumerate(surrogates.items()):
             run = partial(_in_threads, display=display, before=rank * each, note=name)
             try:
-                how = fold_RN, seed, run
-                validated[name] = _validate(surrogate, weight_NS, loss_NV, shares, *how)
+                how = share_V, fold_RN, seed, run
+                validated[name] = _validate(surrogate, weight_NS, loss_NV, *how)
             except DographError as error:
                 if len(surrogates) == 1:
                     raise
                 notes.append(f"surrogate {name} was left out: {error}")
     if not validated:
         raise ConfigError("no surrogate can be fitted on these runs: " + "; ".join(notes))
-    scores = {name: judged.objective for name, judged in validated.items()}
-    noted = {name: own.note for name, own in scores.items() if own.note}
+    noted = {name: own.note for name, own in validated.items() if own.note}
     notes += [f"surrogate {name}, cross-validated: {note}" for name, note in noted.items()]
 
     def order(name: str) -> tuple[float, float, str]:
         # rounded, so that machines whose sums differ in the last bits agree on ties
-        own = scores[name]
+        own = validated[name]
         error = np.inf if own.mean_error is None else round(own.mean_error, 9)
         return -round(own.spearman or 0.0, 9), error, name
 
     ordered = sorted(validated, key=order)
     why = f"{ordered[0]} was the only one that was asked for and could be fitted"
     if len(ordered) > 1:
-        ranked = ", ".join(f"{name} {scores[name].spearman or 0:.4f}" for name in ordered)
+        ranked = ", ".join(f"{name} {validated[name].spearman or 0:.4f}" for name in ordered)
         times = f", drawn {repeats} times" if repeats > 1 else ""
         why = f"highest rank correlation on left-out runs ({folds} folds{times}): {ranked}"
     return Choice(ordered[0], why, folds, repeats, validated, notes)
@@ -316,11 +303,11 @@ def _validate(
     surrogate: Surrogate,
     weight_NS: np.ndarray,
     loss_NV: np.ndarray,
-    shares: dict[str, float],
+    share_V: np.ndarray,
     fold_RN: np.ndarray,
     seed: int,
     run: Callable[..., object],
-) -> Judged:
+) -> Scores:
     """Cross-validated scores of one surrogate; `run` calls a function with each of many items."""
     repeats, folds = len(fold_RN), int(fold_RN.max()) + 1
     guess_RNV = np.full((repeats, *loss_NV.shape), np.nan)
@@ -335,32 +322,21 @@ def _validate(
         flat_RKV[repeat, fold, target] = is_constant(guess_N)
 
     run(fit, product(range(repeats), range(folds), range(loss_NV.shape[1])))
-    share_V = np.array(list(shares.values()))
-    objective = _mean_scores(guess_RNV @ share_V, loss_NV @ share_V, np.asarray(flat_RKV.all(2)))
-    targets = {
-        name: _mean_scores(guess_RNV[:, :, v], loss_NV[:, v], flat_RKV[:, :, v])
-        for v, name in enumerate(shares)
-    }
-    return Judged(objective, targets)
-
-
-def _mean_scores(guess_RN: np.ndarray, loss_N: np.ndarray, flat_RK: np.ndarray) -> Scores:
-    """Mean scores over repeats; a note counts the folds with constant predictions."""
-    each = [score(guess_N, loss_N) for guess_N in guess_RN]
+    each = [score(guess_N, loss_NV @ share_V) for guess_N in guess_RNV @ share_V]
 
     def mean(name: str, fewest: int = 1) -> float | None:
         known = [value for value in (getattr(one, name) for one in each) if value is not None]
         return float(np.mean(known)) if len(known) >= fewest else None
 
-    spearman, pearson = mean("spearman"), mean("pearson")
+    spearman, pearson, flat_RK = mean("spearman"), mean("pearson"), flat_RKV.all(2)
     # an unknown error is infinite, so it must be known in every repeat
-    error, bias = mean("mean_error", len(each)), mean("bias", len(each))
+    error, bias = mean("mean_error", repeats), mean("bias", repeats)
     note = next((scores.note for scores in each if scores.note), None)
     if flat_RK.all():
         spearman, pearson, note = 0.0, None, "constant"
     elif flat_RK.any():
         note = f"constant in {int(flat_RK.sum())} of {flat_RK.size} folds"
-    return Scores(len(loss_N), spearman, pearson, error, bias, note)
+    return Scores(len(loss_NV), spearman, pearson, error, bias, note)
 
 
 def score_table(

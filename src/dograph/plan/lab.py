@@ -261,7 +261,7 @@ def make_plan(
         proxies=len(results),
         cached=len(proxies.cached),
     )
-    own = {"provenance": provenance, "findings": planner.findings, "table": planner.table}
+    own = {"provenance": provenance, "findings": dict(planner.findings), "table": planner.table}
     return Plan(weights=dict(mixture.weights), cost=cost, **own)
 
 

@@ -19,7 +19,7 @@ class Lab:
     """Proxies whose losses are those given, in turn, or count up."""
 
     tokens = strata = TOKENS
-    budget, steps, proxy_steps = 8_000_000, 100, 50
+    budget, steps, proxy_steps, parameters = 8_000_000, 100, 50, 10
 
     def __init__(self, losses=None):
         self.losses, self.asked = losses, []
@@ -77,7 +77,8 @@ def test_proxies_leave_out_what_has_no_weight(asked, monkeypatch):
     mixtures = [Mixture.normalised({"web": 1.0, "code": 0.0, "books": 3.0})]
     monkeypatch.setattr("dograph.mixers.sweep.generate_mixtures", lambda *_, **__: mixtures)
     lab = Lab()
-    monkeypatch.setattr(MixingLaw, "_nested", lambda *_: ([{"web": 1.0}], {}))
+    monkeypatch.setattr("dograph.mixers.sweep.late_curve", lambda *_: None)
+    monkeypatch.setattr("dograph.mixers.sweep.nest", lambda *_, **__: ([{"web": 1.0}], {}))
     MixingLaw(nest="sizes", sizes=["small", "tiny", "demo"], seed=5).plan(lab)
     proxy = lab.asked[0]
     assert proxy.mixer == {"name": "static", "weights": {"web": 0.25, "books": 0.75}}

@@ -2,12 +2,14 @@
 
 import json
 import resource
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from dograph import progress
 from dograph.errors import ConfigError, MissingExtraError
 from dograph.mixtures import surrogates as choosing
 from dograph.mixtures.surrogates import (
@@ -17,8 +19,9 @@ from dograph.mixtures.surrogates import (
     draw_folds,
     fit_linear,
 )
-from dograph.progress import Progress
 from planned_tables import PILE, PILE_TARGETS, exponential_table
+
+ONE = np.ones(1)  # the share of a single target
 
 
 class Spy:
@@ -62,7 +65,7 @@ def test_folds():
 def test_every_run_is_left_out_of_the_fits_that_predict_it():
     weight_NS, loss_NV = runs()
     spy = Spy()
-    choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates=with_surrogates(spy=spy), seed=5)
+    choose_surrogate(weight_NS, loss_NV, ONE, surrogates=with_surrogates(spy=spy), seed=5)
     assert len(spy.seen) == 15
     rows = {row.tobytes() for row in weight_NS}
     for fitted_NS, fitted_N in spy.seen:
@@ -76,7 +79,7 @@ def test_every_run_is_left_out_of_the_fits_that_predict_it():
 def test_scores_are_of_pooled_predictions():
     """By hand: one fit for each fold, Spearman over all runs at once, the mean over repeats."""
     weight_NS, loss_NV = runs(40)
-    result = choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates=some("linear"), seed=3)
+    result = choose_surrogate(weight_NS, loss_NV, ONE, surrogates=some("linear"), seed=3)
     rhos, errors = [], []
     for fold_N in draw_folds(40, seed=3):
         guess_N = np.empty(40)
@@ -86,63 +89,64 @@ def test_scores_are_of_pooled_predictions():
             guess_N[out_N] = fitted.predict(weight_NS[out_N])
         rhos.append(stats.spearmanr(guess_N, loss_NV[:, 0]).statistic)
         errors.append(np.abs(guess_N - loss_NV[:, 0]).mean())
-    scores = result.validated["linear"].objective
+    scores = result.validated["linear"]
     assert scores.spearman == pytest.approx(np.mean(rhos), abs=1e-12)
     assert scores.mean_error == pytest.approx(np.mean(errors), abs=1e-12)
     assert (result.folds, result.repeats) == (5, 3)
-    assert result.validated["linear"].targets["t"] == scores
+
+
+def scores_of_linear(weight_NS, loss_NV, *shares):
+    surrogates = some("linear")
+    choice = choose_surrogate(weight_NS, loss_NV, np.array(shares), surrogates=surrogates)
+    return choice.validated["linear"]
 
 
 def test_several_targets_are_added_up_by_their_shares():
     weight_NS, loss_NV = runs(120)
     both_NV = np.hstack([loss_NV, 1 - 3 * loss_NV])
-    shares = {"up": 0.6, "down": 0.4}  # the second outweighs the first
-    result = choose_surrogate(weight_NS, both_NV, shares, surrogates=some("linear"))
-    scores = result.validated["linear"]
-    assert scores.targets["up"].spearman == pytest.approx(scores.targets["down"].spearman)
-    assert scores.objective.spearman == pytest.approx(scores.targets["up"].spearman)
-    assert scores.objective.mean_error == pytest.approx(0.6 * scores.targets["up"].mean_error)
+    both = scores_of_linear(weight_NS, both_NV, 0.6, 0.4)  # the second outweighs the first
+    up, down = (scores_of_linear(weight_NS, both_NV[:, [v]], 1.0) for v in (0, 1))
+    assert up.spearman == pytest.approx(down.spearman)
+    assert both.spearman == pytest.approx(up.spearman)
+    assert both.mean_error == pytest.approx(0.6 * up.mean_error)
 
 
 def test_one_target_that_is_constant_does_not_make_the_objective_so():
     weight_NS, loss_NV = runs(40)
-    both_NV = np.hstack([loss_NV, np.full_like(loss_NV, 2.0)])
-    shares = {"moves": 0.5, "stands": 0.5}
-    found = choose_surrogate(weight_NS, both_NV, shares, surrogates=some("linear")).validated[
-        "linear"
-    ]
-    assert found.targets["stands"].note == "constant"
-    assert found.objective.note is None
-    assert found.objective.spearman == pytest.approx(found.targets["moves"].spearman)
-    assert found.objective.spearman > 0.5
+    stands_NV = np.full_like(loss_NV, 2.0)
+    both = scores_of_linear(weight_NS, np.hstack([loss_NV, stands_NV]), 0.5, 0.5)
+    assert scores_of_linear(weight_NS, stands_NV, 1.0).note == "constant"
+    assert both.note is None
+    assert both.spearman == pytest.approx(scores_of_linear(weight_NS, loss_NV, 1.0).spearman)
+    assert both.spearman > 0.5
 
 
 def test_the_highest_rank_correlation_wins():
     weight_NS, loss_NV = runs()
     names = with_surrogates(a=Spy(-1), b=Spy(1, level=9.0), c=SimpleNamespace(fit=fit_linear))
-    result = choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates=names)
+    result = choose_surrogate(weight_NS, loss_NV, ONE, surrogates=names)
     assert result.name in ("b", "c")
-    assert result.validated["a"].objective.spearman < 0
-    ordered = sorted(names, key=lambda n: -result.validated[n].objective.spearman)
+    assert result.validated["a"].spearman < 0
+    ordered = sorted(names, key=lambda n: -result.validated[n].spearman)
     assert result.name == ordered[0]
-    said = [f"{name} {result.validated[name].objective.spearman:.4f}" for name in ordered]
+    said = [f"{name} {result.validated[name].spearman:.4f}" for name in ordered]
     assert result.why.endswith(", ".join(said))
 
 
 def test_equal_ranks_go_by_error_and_then_by_name():
     weight_NS, loss_NV = runs()
     names = with_surrogates(z=Spy(level=0.1), far=Spy(level=9.0), a=Spy(level=-9.0))
-    assert choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates=names).name == "z"
+    assert choose_surrogate(weight_NS, loss_NV, ONE, surrogates=names).name == "z"
     names = with_surrogates(z=Spy(), b=Spy(), c=Spy())
-    assert choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates=names).name == "b"
+    assert choose_surrogate(weight_NS, loss_NV, ONE, surrogates=names).name == "b"
 
 
 @pytest.mark.parametrize("number", [8, 32])
 def test_lightgbm_is_constant_on_few_runs_and_counts_as_zero(number):
     """Its folds have different means, which must not pass for an order."""
     weight_NS, loss_NV = runs(number)
-    result = choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates=some("lightgbm", "linear"))
-    scores = result.validated["lightgbm"].objective
+    result = choose_surrogate(weight_NS, loss_NV, ONE, surrogates=some("lightgbm", "linear"))
+    scores = result.validated["lightgbm"]
     assert (scores.spearman, scores.pearson, scores.note) == (0.0, None, "constant")
     assert scores.mean_error > 0
     assert result.name == "linear"
@@ -151,11 +155,10 @@ def test_lightgbm_is_constant_on_few_runs_and_counts_as_zero(number):
 
 def test_the_law_is_chosen_where_it_holds():
     table, _ = exponential_table(60, ["a", "b", "c", "d"], ["a", "b"], noise=0.002)
-    shares = {"a": 0.5, "b": 0.5}
-    result = choose_surrogate(table.weight_NS, table.loss_NV, shares)
+    result = choose_surrogate(table.weight_NS, table.loss_NV, np.array([0.5, 0.5]))
     assert result.name == "exponential"
     assert set(result.validated) == set(SURROGATES)
-    assert result.validated["exponential"].objective.spearman > 0.98
+    assert result.validated["exponential"].spearman > 0.98
 
 
 def test_a_surrogate_that_cannot_be_fitted_is_named_and_left_out():
@@ -165,34 +168,31 @@ def test_a_surrogate_that_cannot_be_fitted_is_named_and_left_out():
 
     weight_NS, loss_NV = runs()
     names = with_surrogates(absent=Absent(), there=Spy())
-    result = choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates=names)
+    result = choose_surrogate(weight_NS, loss_NV, ONE, surrogates=names)
     assert result.name == "there"
     assert any("absent was left out" in note and "dograph[plan]" in note for note in result.notes)
     assert "could be fitted" in result.why
     with pytest.raises(MissingExtraError):
-        choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates={"absent": Absent().fit})
+        choose_surrogate(weight_NS, loss_NV, ONE, surrogates={"absent": Absent().fit})
     names = with_surrogates(absent=Absent(), too=Absent())
     with pytest.raises(ConfigError, match=r"no surrogate can be fitted.*dograph\[plan\]"):
-        choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates=names)
+        choose_surrogate(weight_NS, loss_NV, ONE, surrogates=names)
 
 
 def test_the_exponential_law_refuses_losses_below_zero():
     weight_NS, loss_NV = runs()
-    result = choose_surrogate(
-        weight_NS, loss_NV - 5, {"t": 1.0}, surrogates=some("exponential", "ridge")
-    )
+    result = choose_surrogate(weight_NS, loss_NV - 5, ONE, surrogates=some("exponential", "ridge"))
     assert result.name == "ridge"
     with pytest.raises(ConfigError):
-        choose_surrogate(weight_NS, loss_NV - 5, {"t": 1.0}, surrogates=some("exponential"))
+        choose_surrogate(weight_NS, loss_NV - 5, ONE, surrogates=some("exponential"))
 
 
 def test_progress_counts_every_fit(monkeypatch, capsys):
     """As shown of work that takes long: here all work does, and no line is left out."""
-    monkeypatch.setattr(
-        choosing, "counted", lambda count, total: Progress(count, total, line_seconds=0)
-    )
+    monkeypatch.setattr(choosing, "counted", progress.Progress)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0)
     weight_NS, loss_NV = runs()
-    choose_surrogate(weight_NS, loss_NV, {"t": 1.0}, surrogates=some("ridge", "linear"))
+    choose_surrogate(weight_NS, loss_NV, ONE, surrogates=some("ridge", "linear"))
     shown = [line.split("; ")[:2] for line in capsys.readouterr().err.splitlines()]
     assert shown == [
         [f"{done}/30 fits", "ridge" if done <= 15 else "linear"] for done in range(1, 31)
@@ -201,7 +201,7 @@ def test_progress_counts_every_fit(monkeypatch, capsys):
 
 def test_it_is_the_same_every_time():
     table, _ = exponential_table(50, ["a", "b", "c"], ["a"], noise=0.05)
-    first, again = (choose_surrogate(table.weight_NS, table.loss_NV, {"a": 1.0}) for _ in range(2))
+    first, again = (choose_surrogate(table.weight_NS, table.loss_NV, ONE) for _ in range(2))
     assert first == again
 
 
@@ -209,7 +209,7 @@ def test_it_is_the_same_every_time():
 def test_a_table_like_regmixs_is_chosen_for_in_a_minute():
     """512 runs, 17 sources, 13 targets, all surrogates: 60 s on two cores are 120 of work."""
     table, _ = exponential_table(512, PILE, PILE_TARGETS, noise=0.02)
-    shares = dict.fromkeys(PILE_TARGETS, 1 / 13)
+    shares = np.full(13, 1 / 13)
     before = resource.getrusage(resource.RUSAGE_SELF)
     result = choose_surrogate(table.weight_NS, table.loss_NV, shares)
     after = resource.getrusage(resource.RUSAGE_SELF)
@@ -236,11 +236,11 @@ def test_an_infinite_error_loses_to_any_other():
     highest = float(weight_NS[:, 0].max())
     # the highest is still the last in rank: both rank alike
     names = with_surrogates(a=Beyond(highest - 1e-9), b=Beyond(1.0))
-    result = choose_surrogate(weight_NS, 5 + weight_NS[:, :1], {"t": 1.0}, surrogates=names)
+    result = choose_surrogate(weight_NS, 5 + weight_NS[:, :1], ONE, surrogates=names)
     assert result.name == "b"
-    scores = result.validated["a"].objective
+    scores = result.validated["a"]
     assert (scores.spearman, scores.mean_error) == (pytest.approx(1.0), None)
     assert "surrogate a, cross-validated: an infinite loss is predicted of 1 of 30 runs" in (
         result.notes
     )
-    json.dumps(result.validated["a"].as_json(), allow_nan=False)
+    json.dumps(asdict(scores), allow_nan=False)
