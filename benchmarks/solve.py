@@ -135,12 +135,7 @@ def parts(device: str, repeats: int) -> dict[str, Any]:
     race_MRLB = twin.races(48, DOMAINS, 16, generator)
 
     def restarts() -> tuple[Tensor, Tensor]:
-        return restarts_by_kernel(
-            *(batch.gram_BB, batch.weight_B, batch.rounding_B, race_MRLB),
-            spherical=False,
-            iterations=twin.ITERATIONS,
-            refill_every=twin.REFILL_EVERY,
-        )
+        return restarts_by_kernel(batch.space, race_MRLB, twin.ITERATIONS, twin.REFILL_EVERY)
 
     found = restarts()
     domains: Domains = domains_by_kernel(batch, *found, DOMAINS, torch.float32)

@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from dograph.choices import GRAPH_HOLDING, Accumulation, Kind, Mode
-from dograph.errors import ConfigError, did_you_mean, either, shortened
+from dograph.errors import ConfigError, did_you_mean, shortened
 from dograph.files import load_yaml, package_text
 from dograph.renamed import REMOVED, with_new_names, with_new_settings
 from dograph.types import ENDLESS, BatchSizes, Schedule
@@ -161,9 +161,7 @@ class OptimConfig(Section):
     lr: float = setting(2e-3, "highest learning rate, reached after warm-up", gt=0)
     lr_end: float = setting(2e-4, "learning rate of the last step", ge=0)
     lr_start: float = setting(1e-7, "learning rate of the first step", ge=0)
-    warmup_steps: int = setting(
-        20, "steps to the highest rate; not set: up to a tenth of all", ge=0
-    )
+    warmup_steps: int = setting(20, "steps to the highest rate; if not set, at most a tenth", ge=0)
     betas: tuple[Beta, Beta] = setting((0.9, 0.95), "of AdamW")
     eps: float = setting(1e-8, "of AdamW", gt=0)
     weight_decay: float = setting(0.01, "on matrices; not on biases and norms", ge=0)
@@ -174,9 +172,8 @@ def checked_size(given: Any) -> Schedule:
     """A batch size or a schedule, in whole numbers."""
     is_list = isinstance(given, list | tuple)
     try:
-        pairs = TypeAdapter(list[tuple[int, int]]).validate_python(
-            given if is_list else [(0, given)]
-        )
+        listed = given if is_list else [(0, given)]
+        pairs = TypeAdapter(list[tuple[int, int]]).validate_python(listed)
         tokens, sizes = zip(*pairs, strict=True)
         if tokens[0] == 0 and sorted(set(tokens)) == list(tokens) and min(sizes) > 0:
             return pairs if is_list else pairs[0][1]
@@ -377,8 +374,8 @@ def _explain(problem: Any) -> str:
     name = ".".join([*path[:2], *(part for part in path[2:] if part.isdecimal())])
     if problem["type"] in ("extra_forbidden", "invalid_key"):
         known = list(RunConfig.model_fields) if len(path) == 1 else setting_names()
-        called = settings_called(path[-1])
-        instead = f"did you mean {either(called)}?" if called else did_you_mean(name, known)
+        called = " or ".join(f'"{own}"' for own in settings_called(path[-1]))
+        instead = f"did you mean {called}?" if called else did_you_mean(name, known)
         return f"{name} is not a setting; {instead}"
     if problem["type"] == "value_error":
         message: str = problem["msg"].removeprefix("Value error, ")
@@ -399,8 +396,8 @@ def setting_names() -> list[str]:
 
 
 def settings_called(name: str) -> list[str]:
-    """Dotted names of the settings with this last part."""
-    return [dotted for dotted in setting_names() if dotted.rpartition(".")[2] == name]
+    """Dotted names of the settings with this name, or with this last part."""
+    return [own for own in setting_names() if name in (own, own.rpartition(".")[2])]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

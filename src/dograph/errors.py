@@ -49,12 +49,6 @@ def listed(names: Sequence[str], most: int = 50) -> str:
     return f"{text} and {len(names) - most} more" if len(names) > most else text
 
 
-def either(words: Sequence[str]) -> str:
-    """Alternatives in words: "a", "b" or "c"."""
-    *others, last = [f'"{word}"' for word in words]
-    return f"{', '.join(others)} or {last}" if others else last
-
-
 def require(module: str, extra: str) -> ModuleType:
     """Import an optional dependency, or say exactly how to install it."""
     try:

@@ -47,30 +47,26 @@ class Progress:
         live: bool = True,
         silent: bool = False,
         transient: bool = False,
-        line_seconds: float = LINE_SECONDS,
         after: float = 0.0,
         steady: bool = False,
         work: Callable[[int], float] = float,
     ) -> None:
         self.count, self.total, self.silent, self.transient = count, total, silent, transient
-        self.line_seconds, self.due = line_seconds, -math.inf  # when the next line is
+        self.due = -math.inf  # when the next line is
         self.stage, self.first, self.steady, now = "", done, steady, time.monotonic()
         self.marks = deque([(now, done)], maxlen=RECENT)  # the first may have been slow
         self.updated, self.note, self.work = now, "", work
         self.shown_from, self.live = now + after, live and sys.stderr.isatty()
-        self.bar: rich.progress.Progress | None = None
-        if not after and not silent and self.live:
-            self._start_bar()
+        self.bar: rich.progress.Progress | None = None  # from the first update shown on
 
     def _start_bar(self) -> None:
+        from rich import progress
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bar
 
-        head = TextColumn("{task.description}", markup=False)
-        note = TextColumn("{task.fields[note]}", markup=False)
-        console = Console(stderr=True)
-        self.bar = Bar(head, BarColumn(16), note, console=console, transient=self.transient)
+        head = progress.TextColumn("{task.description}", markup=False)
+        note = progress.TextColumn("{task.fields[note]}", markup=False)
+        columns, console = (head, progress.BarColumn(16), note), Console(stderr=True)
+        self.bar = progress.Progress(*columns, console=console, transient=self.transient)
         self.task = self.bar.add_task("", total=self.total, completed=self.first, note="")
         self.bar.start()
 
@@ -108,7 +104,7 @@ class Progress:
                 self.task, description=head, completed=done, total=self.total or None, note=text
             )
         elif begins or finished or now >= self.due:
-            self.due = now + self.line_seconds
+            self.due = now + LINE_SECONDS
             if count:
                 self.say("; ".join(filter(None, [head, note, left])))
             else:

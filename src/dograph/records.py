@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from dograph.renamed import with_new_metrics
 
@@ -25,6 +25,8 @@ MOST_STEPS = 2**53
 DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 Row = dict[str, float]
 Parsed = TypeVar("Parsed")
+Parse = Callable[[dict[str, Any]], Parsed]  # raises any of DAMAGE if it cannot
+Wanted = Callable[[bytes], bool] | None
 
 
 @dataclass(slots=True)
@@ -58,25 +60,19 @@ class Skipped:
 
 
 def read_lines(
-    path: Path,
-    parse: Callable[[dict[str, Any]], Parsed],
-    skipped: Skipped | None = None,
-    wanted: Callable[[bytes], bool] | None = None,
+    path: Path, parse: Parse[Parsed], skipped: Skipped | None = None, wanted: Wanted = None
 ) -> Iterator[Parsed]:
     """The records of a JSON Lines file, one at a time; none if there is no file.
 
-    `parse` makes a record of an object, and raises any of `DAMAGE` if it cannot. `wanted` looks at
-    a line before it is parsed: parsing takes most of the time of a long file.
+    `parse` makes a record of an object. `wanted` looks at a line before it is parsed: parsing takes
+    most of the time of a long file.
     """
     skipped = skipped or Skipped()
     yield from _parsed(_wanted_lines(path, skipped, wanted), path, parse, skipped)
 
 
 def read_last(
-    path: Path,
-    parse: Callable[[dict[str, Any]], Parsed],
-    skipped: Skipped | None = None,
-    wanted: Callable[[bytes], bool] | None = None,
+    path: Path, parse: Parse[Parsed], skipped: Skipped | None = None, wanted: Wanted = None
 ) -> Parsed | None:
     """The last record that is not damaged; only the last few lines are parsed."""
     skipped = skipped or Skipped()
@@ -97,10 +93,7 @@ def read_steps(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _parsed(
-    lines: Iterable[tuple[int, bytes]],
-    path: Path,
-    parse: Callable[[dict[str, Any]], Parsed],
-    skipped: Skipped,
+    lines: Iterable[tuple[int, bytes]], path: Path, parse: Parse[Parsed], skipped: Skipped
 ) -> Iterator[Parsed]:
     for number, line in lines:
         try:
@@ -111,13 +104,17 @@ def _parsed(
             yield record
 
 
-def _wanted_lines(
-    path: Path, skipped: Skipped, wanted: Callable[[bytes], bool] | None
-) -> Iterator[tuple[int, bytes]]:
+def _wanted_lines(path: Path, skipped: Skipped, wanted: Wanted) -> Iterator[tuple[int, bytes]]:
     """Complete lines and their numbers; none if there is no file."""
+    number = 0
     try:
         with open(path, "rb") as file:
-            for number, line in enumerate(_lines(file), start=1):
+            while line := file.readline(LONGEST):
+                number += 1
+                rest = line
+                while len(rest) == LONGEST and not rest.endswith(b"\n"):
+                    rest = file.readline(LONGEST)
+                    line = line[:80] + rest[-1:]  # damaged, and complete if it has an end
                 if not line.endswith(b"\n"):
                     skipped.unfinished[path] = number
                 elif wanted is None or wanted(line):
@@ -128,9 +125,7 @@ def _wanted_lines(
         skipped.add(path, error)
 
 
-def read_record(
-    path: Path, parse: Callable[[dict[str, Any]], Parsed], skipped: Skipped | None = None
-) -> Parsed | None:
+def read_record(path: Path, parse: Parse[Parsed], skipped: Skipped | None = None) -> Parsed | None:
     """The record in a JSON file; None if there is no file, or if it is damaged."""
     try:
         return parse(parse_object(path.read_bytes()))
@@ -143,7 +138,7 @@ def read_record(
 
 
 def read_metrics(
-    path: Path, skipped: Skipped | None = None, wanted: Callable[[bytes], bool] | None = None
+    path: Path, skipped: Skipped | None = None, wanted: Wanted = None
 ) -> Iterator[Row]:
     """The rows of metrics.jsonl."""
     return read_lines(path, metrics_row, skipped, wanted)
@@ -194,15 +189,6 @@ def step_of(line: bytes) -> int | None:
     """The step of a line that starts with it, as ours do, without parsing the line."""
     match = re.match(rb'{"step": ?(\d{1,16})[,}]', line)
     return None if match is None else int(match[1])
-
-
-def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    while line := file.readline(LONGEST):
-        if len(line) == LONGEST and not line.endswith(b"\n"):
-            while (rest := file.readline(LONGEST)) and not rest.endswith(b"\n"):
-                pass
-            line = line[:80] + rest[-1:]
-        yield line
 
 
 def parse_object(text: bytes) -> dict[str, Any]:

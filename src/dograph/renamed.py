@@ -13,11 +13,6 @@ from dograph.errors import ConfigError
 
 Rows = dict[str, tuple[str, dict[Any, Any]]]  # old name: (new name, {old value: new value})
 
-_DOREMI: Rows = {
-    "normaliser": ("loss_normalization", {"per_domain": "per_source"}),
-    "excess": ("clip_excess_per", {"domain": "source"}),
-}
-_DOGE: Rows = {"clip": ("clip_norm", {})}
 # By section of the configuration ("eval."), by mixer, and for objectives.
 RENAMED: dict[str, Rows] = {
     "eval.": {"max_blocks": ("max_samples_per_source", {})},
@@ -41,11 +36,13 @@ RENAMED: dict[str, Rows] = {
         "sigma": ("sigma", {"printed": "paper"}),
     },
     "dynamic-loss": {"r": ("temperature", {})},
-    "doremi": _DOREMI,
-    "doremi-proxy": _DOREMI,
-    "doge": _DOGE,
-    "doge-proxy": _DOGE,
+    "doremi": {
+        "normaliser": ("loss_normalization", {"per_domain": "per_source"}),
+        "excess": ("clip_excess_per", {"domain": "source"}),
+    },
+    "doge": {"clip": ("clip_norm", {})},
 }
+RENAMED |= {f"{name}-proxy": RENAMED[name] for name in ("doremi", "doge")}
 
 # Options that were removed, with the default that old runs may still name.
 REMOVED: dict[str, dict[str, Any]] = {

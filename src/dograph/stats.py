@@ -172,8 +172,7 @@ def median_estimate(values: Sequence[float], level: float = CONFIDENCE) -> Estim
 
 def median_record(estimate: Estimate) -> dict[str, Any]:
     """JSON of a median, as measurements of time write it."""
-    ends = {"low": estimate.low, "high": estimate.high}
-    median = {"median": estimate.value, **ends}
+    median = {"median": estimate.value, "low": estimate.low, "high": estimate.high}
     return median | {"confidence": estimate.level, "blocks": estimate.num}
 
 
@@ -254,6 +253,5 @@ def percentile_interval(figure_RMN: np.ndarray, method: int, baseline: int) -> I
     difference_R = (figure_RMN[:, method] - figure_RMN[:, baseline]).mean(axis=-1)
     if not np.isfinite(difference_R).all():
         return None
-    tail = ALPHA / 2
-    low, high = np.quantile(difference_R, [tail, 1 - tail])
+    low, high = np.quantile(difference_R, [ALPHA / 2, 1 - ALPHA / 2])
     return Interval(float(low), float(high))

@@ -74,7 +74,9 @@ def _require_weights(mixer: Mixer, signals: Signals) -> None:
     _require_simplex(weight_B, (size,))
     assert torch.equal(weight_B, copy.deepcopy(mixer).weigh(signals)), "weights must repeat"
     order_B = torch.randperm(size, generator=torch.Generator().manual_seed(0))
-    moved_B = copy.deepcopy(mixer).weigh(permuted(signals, order_B))
+    known = ((field.name, getattr(signals, field.name)) for field in fields(signals))
+    moved: dict[str, Any] = {name: v[order_B] for name, v in known if isinstance(v, Tensor)}
+    moved_B = copy.deepcopy(mixer).weigh(replace(signals, **moved))
     assert torch.allclose(moved_B, weight_B[order_B], atol=1e-6), (
         "weights must follow their samples when their order changes"
     )
@@ -236,13 +238,6 @@ def _weights(objective: Objective, domains: Domains) -> Tensor:
         f"the residual must be finite and >= 0, got {float(residual)}"
     )
     return weight_M
-
-
-def permuted(signals: Signals, order_B: Tensor) -> Signals:
-    """The same samples in another order."""
-    known = ((field.name, getattr(signals, field.name)) for field in fields(signals))
-    moved: dict[str, Any] = {name: v[order_B] for name, v in known if isinstance(v, Tensor)}
-    return replace(signals, **moved)
 
 
 def random_signals(mixer: Mixer, size: int, num_sources: int, *, step: int = 0) -> Signals:

@@ -200,6 +200,5 @@ class Domains:
 
     def to(self, device: "torch.device") -> "Domains":
         """The same on another device."""
-        return Domains(
-            **{field.name: getattr(self, field.name).to(device) for field in fields(self)}
-        )
+        moved = {field.name: getattr(self, field.name).to(device) for field in fields(self)}
+        return Domains(**moved)

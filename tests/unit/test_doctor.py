@@ -1,7 +1,6 @@
 """dograph doctor: what it finds is checked against the packages and tools that are really there."""
 
 import importlib.metadata
-import json
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -63,19 +62,17 @@ def test_an_absent_extra_comes_with_its_install_command_and_is_no_fault(monkeypa
     assert findings["wandb"].status == "missing"
     assert findings["wandb"].remedy == "pip install 'dograph[wandb]'"
     assert findings["tensorboard"].remedy == ""
-    assert doctor.is_core_fine(list(findings.values()))
     assert run().exit_code == 0
 
 
 def test_an_absent_core_package_is_a_fault(monkeypatch):
     hide(monkeypatch, "safetensors")
-    result = run("--json")
+    monkeypatch.setenv("COLUMNS", "200")
+    result = run()
     assert result.exit_code == 1
-    report = json.loads(result.stdout)
-    assert report["core_is_fine"] is False
-    (found,) = [row for row in report["findings"] if row["name"] == "safetensors"]
-    assert found["status"] == "missing"
-    assert found["remedy"].startswith("pip install 'safetensors>=")
+    (row,) = [line for line in result.stdout.splitlines() if line.startswith("│ safetensors")]
+    assert [cell.strip() for cell in row.split("│")][2] == "missing"
+    assert "pip install 'safetensors>=" in row
 
 
 @pytest.mark.parametrize(
@@ -95,8 +92,9 @@ def test_a_core_package_that_is_too_old_is_a_fault(monkeypatch, version, status)
 
 def test_a_torch_that_does_not_load_is_a_fault(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    findings = doctor.examine()
-    assert not doctor.is_core_fine(findings)
+    (found,) = [finding for finding in doctor.examine() if finding.name == "torch import"]
+    assert (found.part, found.status) == ("core", "missing")
+    assert run().exit_code == 1
 
 
 @pytest.mark.parametrize(("major", "status"), [(7, "warn"), (9, "ok")])

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from dograph.plan.pool import Pool
 
 PIPE_WIDTH = 200  # characters, for pipes and files: a narrower table would lose its end
-LINE_SECONDS = 10.0  # between progress lines of a preparation
 Record = TypeVar("Record")
 
 
@@ -142,7 +141,7 @@ def preparing() -> Iterator[Callable[["Preparing"], None]]:
             notes.append(f"{speed / 2**20:.2f} MiB/s, {tokens:,.0f} tokens/s")
         display.update(now.read_bytes, ", ".join(notes), stage=now.stage, total=now.total_bytes)
 
-    with Progress(line_seconds=LINE_SECONDS) as display:
+    with Progress() as display:
         yield report
 
 
@@ -222,19 +221,6 @@ def chosen_settings(settings: Sequence[str] | None, fields: Mapping[str, str]) -
 
 def split_names(names: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in names.split(",")) if names else ()
-
-
-def parse_pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
-    """NAME=VALUE of an option that may be repeated, split at the first equals sign."""
-    pairs: dict[str, str] = {}
-    for pair in given or []:
-        name, equals, value = pair.partition("=")
-        if not (name and equals and value):
-            raise ConfigError(f'{option} takes NAME=VALUE, got "{pair}"')
-        if name in pairs:
-            raise ConfigError(f'{option} names "{name}" twice; give it once')
-        pairs[name] = value
-    return pairs
 
 
 def command() -> str:

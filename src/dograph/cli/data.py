@@ -11,43 +11,6 @@ from dograph.cli.console import argument, option, warn
 if TYPE_CHECKING:
     from dograph.data.corpus import Manifest
 
-# A backslash joins lines into one paragraph; before a bracket it keeps rich from reading it.
-HELP = """\
-Turn text into a corpus: memory-mapped tokens per source, and a manifest.
-
-\b
-dograph data prepare demo --out data/demo
-dograph data prepare slimpajama-6b --tokenizer gpt2 --out data/spj
-dograph data prepare slimpajama-6b --tokenizer gpt2 --keep 0.006 --out data/spj-mini
-dograph data prepare c4.jsonl.zst 'wiki=dump/*.parquet' --out data/web
-dograph data prepare texts/ --strata 8 --out data/texts
-dograph data prepare 'pile/*.jsonl.zst' --recipe pile --out data/pile
-dograph data prepare 'fw_train_*.bin' --validation fw_val_000000.bin --out data/fw
-
-An INPUT is one of: demo, junk, unigram, bigram (embedded, no download); slimpajama-6b, pile \
-(recipes, from the Hugging Face hub); .jsonl or .json, plain or .gz, .xz, .zst; .parquet; a folder \
-of such files or a quoted pattern, optionally with train/ and validation/ (or val, or test; \
-folders or files) inside; a folder with a subfolder of text files for each source; a dataset \
-saved with save_to_disk; hf:NAME\\[:CONFIG]\\[@SPLIT]; Megatron .bin with .idx; nanoGPT or llm.c \
-.bin. Write ./demo for a folder of that name.
-
-A source is named after its file (without shard numbers and words like train or val), its folder, \
-NAME= before the input, or --source-field. To continue an interrupted preparation, repeat the \
-command.
-"""
-
-
-VERIFY_HELP = """\
-Compare every byte of a corpus with the digests made when it was prepared.
-
-\b
-dograph data verify data/demo
-dograph data verify data/mine && dograph train data.corpus=data/mine run=runs/mine
-
-Damage is listed by file and place, and the exit status is then 1. Every start of a run makes a \
-cheap check by itself: sizes and sampled pages.
-"""
-
 
 def prepare(
     inputs: list[str] = argument(..., "what to read; NAME names its source", "[NAME=]INPUT..."),
@@ -70,7 +33,28 @@ def prepare(
     ),
     workers: int | None = option(None, "encoding threads (default: one per core)"),
 ) -> None:
-    """Turn text into a corpus: memory-mapped tokens per source, and a manifest."""
+    """Turn text into a corpus: memory-mapped tokens per source, and a manifest.
+
+    \b
+    dograph data prepare demo --out data/demo
+    dograph data prepare slimpajama-6b --tokenizer gpt2 --out data/spj
+    dograph data prepare slimpajama-6b --tokenizer gpt2 --keep 0.006 --out data/spj-mini
+    dograph data prepare c4.jsonl.zst 'wiki=dump/*.parquet' --out data/web
+    dograph data prepare texts/ --strata 8 --out data/texts
+    dograph data prepare 'pile/*.jsonl.zst' --recipe pile --out data/pile
+    dograph data prepare 'fw_train_*.bin' --validation fw_val_000000.bin --out data/fw
+
+    An INPUT is one of: demo, junk, unigram, bigram (embedded, no download); slimpajama-6b, pile
+    (recipes, from the Hugging Face hub); .jsonl or .json, plain or .gz, .xz, .zst; .parquet; a
+    folder of such files or a quoted pattern, optionally with train/ and validation/ (or val, or
+    test; folders or files) inside; a folder with a subfolder of text files for each source; a
+    dataset saved with save_to_disk; hf:NAME\\[:CONFIG]\\[@SPLIT]; Megatron .bin with .idx; nanoGPT
+    or llm.c .bin. Write ./demo for a folder of that name.
+
+    A source is named after its file (without shard numbers and words like train or val), its
+    folder, NAME= before the input, or --source-field. To continue an interrupted preparation,
+    repeat the command.
+    """  # noqa: D301
     from dograph.data import pipeline
     from dograph.data.options import PrepareOptions
 
@@ -89,7 +73,15 @@ def prepare(
 
 
 def verify(corpus: Path = argument(..., "folder of a prepared corpus")) -> None:
-    """Compare every byte of a corpus with the digests made when it was prepared."""
+    """Compare every byte of a corpus with the digests made when it was prepared.
+
+    \b
+    dograph data verify data/demo
+    dograph data verify data/mine && dograph train data.corpus=data/mine run=runs/mine
+
+    Damage is listed by file and place, and the exit status is then 1. Every start of a run makes a
+    cheap check by itself: sizes and sampled pages.
+    """  # noqa: D301
     from dograph.data import digests
 
     with console.stages("MB") as show:

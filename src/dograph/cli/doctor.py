@@ -1,31 +1,29 @@
 """dograph doctor: what this installation and machine can do, and how to get what is missing."""
 
 import importlib.metadata
-import json
 import os
 import platform
 import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import ModuleType
+from typing import Any, Literal
 
 import typer
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from dograph.cli.console import AS_JSON, open_console
+from dograph.cli.console import open_console
 from dograph.processes import machine_memory
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 MIN_MEMORY_GIB, MIN_DISK_GIB, GIB = 4, 5, 1 << 30
 Part = Literal["core", "extra", "machine"]
-MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]note[/]", "missing": "[red]missing[/]"}
+# What each part shows of a check that failed.
+FAILED = {"core": "[red]missing[/]", "extra": "[dim]absent[/]", "machine": "[yellow]note[/]"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,35 +37,29 @@ class Finding:
 
 def check(part: Part, name: str, ok: bool, detail: str, remedy: str) -> Finding:
     """A finding whose remedy is shown only if the check failed."""
-    failed: Literal["missing", "warn"] = "missing" if part == "core" else "warn"
+    failed: Literal["missing", "warn"] = "warn" if part == "machine" else "missing"
     return Finding(part, name, "ok" if ok else failed, detail, "" if ok else remedy)
 
 
-def doctor(as_json: bool = AS_JSON) -> None:
+def doctor() -> None:
     """Check this installation and this machine. Exits with 1 if dograph cannot run.
 
     \b
-    dograph doctor           versions, devices, extras, what is missing and how to get it
-    dograph doctor --json    the same for a script or a bug report
+    dograph doctor                 versions, devices, extras, what is missing, how to get it
+    dograph doctor > doctor.txt    for a bug report
     """  # noqa: D301
     from rich.markup import escape
     from rich.table import Table
 
-    findings = examine()
-    fine = is_core_fine(findings)
-    if as_json:
-        rows = [asdict(finding) for finding in findings]
-        print(json.dumps({"core_is_fine": fine, "findings": rows}, indent=2))
-    else:
-        table = Table("", "", "found", "what to do")
-        for part in ("core", "extra", "machine"):
-            for finding in (finding for finding in findings if finding.part == part):
-                is_fault = part == "core" or finding.status != "missing"
-                mark = MARKS[finding.status] if is_fault else "[dim]absent[/]"
-                table.add_row(finding.name, mark, escape(finding.detail), escape(finding.remedy))
-            table.add_section()
-        open_console().print(table)
-    if not fine:
+    findings, table = examine(), Table("", "", "found", "what to do")
+    for part, failed in FAILED.items():
+        for finding in (finding for finding in findings if finding.part == part):
+            mark = "[green]ok[/]" if finding.status == "ok" else failed
+            table.add_row(finding.name, mark, escape(finding.detail), escape(finding.remedy))
+        table.add_section()
+    open_console().print(table)
+    # Extras may be absent, and the machine may have limits.
+    if any(finding.status != "ok" for finding in findings if finding.part == "core"):
         raise typer.Exit(1)
 
 
@@ -78,12 +70,7 @@ def examine() -> list[Finding]:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library that does not load
         return [*findings, check("core", "torch import", False, str(error), "pip install 'torch'")]
-    return [*findings, *_devices(torch), *_tools(torch)]
-
-
-def is_core_fine(findings: list[Finding]) -> bool:
-    """Whether dograph can run, with or without extras and whatever the limits of the machine."""
-    return all(finding.status == "ok" for finding in findings if finding.part == "core")
+    return [*findings, *_devices(torch)]
 
 
 def _packages() -> Iterator[Finding]:
@@ -113,11 +100,9 @@ def _packages() -> Iterator[Finding]:
             if needs.marker.evaluate({"extra": extra}):
                 own.append((problem, f"{name} {version}"))
     for extra, own in extras.items():
-        if problems := [problem for problem, _ in own if problem]:
-            remedy = f"pip install 'dograph[{extra}]'"
-            yield Finding("extra", extra, "missing", "; ".join(problems), remedy)
-        else:
-            yield Finding("extra", extra, "ok", ", ".join(version for _, version in own))
+        problems = [problem for problem, _ in own if problem]
+        detail = "; ".join(problems) or ", ".join(version for _, version in own)
+        yield check("extra", extra, not problems, detail, f"pip install 'dograph[{extra}]'")
 
 
 def _version(distribution: str) -> str | None:
@@ -138,7 +123,8 @@ def _memory_and_disk() -> Iterator[Finding]:
     yield check("machine", "disk", free >= MIN_DISK_GIB * GIB, detail, remedy)
 
 
-def _devices(torch: "ModuleType") -> Iterator[Finding]:
+def _devices(torch: ModuleType) -> Iterator[Finding]:
+    """Cores and GPUs, and what training on several devices and compiled steps need."""
     cores = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else cores
     threads = torch.get_num_threads()
@@ -160,22 +146,17 @@ def _devices(torch: "ModuleType") -> Iterator[Finding]:
         yield check("machine", "GPU", False, detail, remedy)
     else:
         yield check("machine", "GPU", False, "none: runs use the CPU", "")
-
-
-def _tools(torch: "ModuleType") -> Iterator[Finding]:
-    """What training on several devices and compiled steps need."""
-    backends = []
-    if torch.distributed.is_available():
-        backends += ["gloo"] if torch.distributed.is_gloo_available() else []
-        backends += ["nccl"] if torch.distributed.is_nccl_available() else []
+    has = torch.distributed
+    known = ("gloo", "nccl") if has.is_available() else ()
+    backends = [name for name in known if has.is_backend_available(name)]
     wanted, detail = "nccl" if torch.cuda.is_available() else "gloo", ", ".join(backends)
     remedy = f"this build of torch lacks {wanted}: it trains on one device only"
     yield check("machine", "distributed", wanted in backends, detail or "no backend", remedy)
     names = [os.environ.get("CXX", ""), "c++", "g++", "clang++", "cl"]
-    compiler = next((path for name in names if name and (path := shutil.which(name))), None)
+    compiler = next(filter(None, map(shutil.which, names)), None)
     has_headers = (Path(sysconfig.get_path("include")) / "Python.h").is_file()
-    lacking = [] if compiler else ["a C++ compiler"]
-    lacking += [] if has_headers else ["Python's C headers"]
+    parts = {"a C++ compiler": compiler, "Python's C headers": has_headers}
+    lacking = [name for name, found in parts.items() if not found]
     detail = f"lacks {' and '.join(lacking)}" if lacking else f"{compiler}, Python's C headers"
     remedy = "install them with your system's packages (g++, python3-dev)"
     yield check("machine", "torch.compile", not lacking, detail, remedy)

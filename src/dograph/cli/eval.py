@@ -1,15 +1,10 @@
 """dograph eval: a model on nine downstream tasks and on its own sources."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dograph.cli import console
-from dograph.cli.console import argument, ensured, option, options_as, say, stages
+from dograph.cli.console import argument, ensured, option, options_as, say, stages, warn
 from dograph.errors import CorpusError
-
-if TYPE_CHECKING:
-    from dograph.eval.evaluate import EvalRequest
-
 
 SETTINGS = {"train.device": "device", "train.dtype": "dtype", "data.seq_len": "max_length"}
 
@@ -43,19 +38,13 @@ def evaluate(
     dograph eval runs/mine --tasks piqa,sciq --with lm-eval  the same numbers from the harness
     dograph eval gpt2 train.device=cuda train.dtype=bfloat16 --batch-size 128 --out gpt2.json
     """  # noqa: D301
-    from dograph.eval.evaluate import EvalRequest
-
     given = locals() | console.chosen_settings(settings, SETTINGS)
-    _evaluate(run, out, options_as(EvalRequest, given, tasks=console.split_names(tasks)))
-
-
-def _evaluate(run: str, out: Path | None, request: "EvalRequest") -> None:
     from dograph.data.corpus import Corpus
-    from dograph.eval.evaluate import evaluate as evaluated
-    from dograph.eval.evaluate import find_subject, task_table
+    from dograph.eval import evaluate as scoring
     from dograph.files import write_json
 
-    subject, corpus = find_subject(run), None
+    request = options_as(scoring.EvalRequest, given, tasks=console.split_names(tasks))
+    subject, corpus = scoring.find_subject(run), None
     if subject.run is not None:
         try:
             corpus = Corpus(ensured(subject.run.config().data.corpus))
@@ -65,12 +54,11 @@ def _evaluate(run: str, out: Path | None, request: "EvalRequest") -> None:
     if file is not None:
         console.require_writable(file)
     with stages("texts", live=request.using == "builtin") as report:
-        result = evaluated(subject, request, corpus, report)
+        result = scoring.evaluate(subject, request, corpus, report)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, result)
-    console.open_console().print(task_table(result))
+    console.open_console().print(scoring.task_table(result))
     print("accuracies in per cent ± standard error over items; average: acc_norm, else acc")
-    for note in result["notes"]:
-        print(f"note: {note}")
+    warn(result["notes"], "note")
     print("not written to a file; name one with --out" if file is None else f"result: {file}")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from dograph.cli.console import argument, option, parse_pairs, require_writable, say, warn
+from dograph.cli.console import argument, option, require_writable, say, warn
 from dograph.errors import ConfigError
 
 
@@ -25,8 +25,10 @@ def export(
     Trainers count weights in different units (tokens, samples, documents): the output and
     docs/mixtures.md say which.
     """  # noqa: D301
+    from dograph.data.corpus import Corpus
     from dograph.files import write_text
     from dograph.mixtures.export import export_mixture
+    from dograph.mixtures.published import find_mixture
 
     if mixture is None:
         if to != "yaml" or place or corpus or out:
@@ -40,7 +42,21 @@ def export(
         raise ConfigError(
             f"--out {out} is the mixture itself, whose provenance would be lost; name another file"
         )
-    text = export_mixture(to, _find_weights(mixture, corpus), parse_pairs(place, "--place"))
+    if Path(mixture).is_dir():
+        weights: Mapping[str, float] = _last_weights(Path(mixture))
+    else:  # a published one under the names of the corpus, if one is given
+        file, notes = find_mixture(mixture, Corpus(corpus).sources if corpus is not None else None)
+        warn(notes)
+        weights = file.weights
+    places: dict[str, str] = {}
+    for pair in place or []:
+        name, _, value = pair.partition("=")
+        if not (name and value):
+            raise ConfigError(f'--place takes NAME=VALUE, got "{pair}"')
+        if name in places:
+            raise ConfigError(f'--place names "{name}" twice; give it once')
+        places[name] = value
+    text = export_mixture(to, weights, places)
     if out is None:
         print(text, end="")
         return
@@ -48,18 +64,6 @@ def export(
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, text)
     say(f"{out} is written")
-
-
-def _find_weights(name: str, corpus: Path | None) -> Mapping[str, float]:
-    """The mixture that `name` stands for; a published one under the names of `corpus`, if given."""
-    from dograph.data.corpus import Corpus
-    from dograph.mixtures.published import find_mixture
-
-    if Path(name).is_dir():
-        return _last_weights(Path(name))
-    file, notes = find_mixture(name, Corpus(corpus).sources if corpus is not None else None)
-    warn(notes)
-    return file.weights
 
 
 def _print_presets() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dograph.cli import console
-from dograph.cli.console import argument, option, options_as, print_table, stages
+from dograph.cli.console import argument, option, options_as, print_table, stages, warn
 from dograph.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def inspect(
         inspection = inspect_model(request, report)
         inspection.save(out)
     _print(inspection)
-    for note in inspection.notes:
-        print(f"note: {note}")
+    warn(inspection.notes, "note")
     print(f"results: {out}")
 
 
@@ -70,11 +69,8 @@ def _print(result: "Inspection") -> None:
     def figure(value: float | None) -> str:
         return "" if value is None else f"{value:.4g}"
 
-    counts = []
-    for source, count in result.rows.items():
-        counts.append([source, str(count), f"{result.loss_nats[source]:.4f}"])
-    title = f"{result.split} rows of {result.seq_len} tokens"
-    show(title, "source, rows, loss nats", counts)
+    counts = [[s, str(count), f"{result.loss_nats[s]:.4f}"] for s, count in result.rows.items()]
+    show(f"{result.split} rows of {result.seq_len} tokens", "source, rows, loss nats", counts)
     if result.pairs:
         apart = sum(pair.p_value <= LEVEL for pair in result.pairs)
         print(f"told apart: {apart} of {len(result.pairs)} pairs of sources (p <= {LEVEL:g}, Holm)")

@@ -39,13 +39,12 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except Exception as wrong:
-            # by its name, because older typers raise click's and newer ones their own copy of it
-            if type(wrong).__name__ != "NoSuchOption":
-                raise
             error: Any = wrong
+            takes_settings = any(parameter.name == "settings" for parameter in self.params)
+            # by its name, because older typers raise click's and newer ones their own copy of it
+            if type(wrong).__name__ != "NoSuchOption" or not takes_settings:
+                raise
         option: str = error.option_name
-        if all(parameter.name != "settings" for parameter in self.params):
-            raise error
         near = sorted(name for name in error.possibilities or [] if name != "--help")
         if settings := _as_settings(option, typed):
             how = f"give it as {settings}, without dashes"
@@ -65,10 +64,9 @@ class Command(TyperCommand):
 
 def _as_settings(option: str, typed: list[str]) -> str:
     """`--steps 3` as train.steps=3; empty where no setting has that name."""
-    from dograph.config import setting_names, settings_called
+    from dograph.config import settings_called
 
-    name = option.lstrip("-").replace("-", "_")
-    settings = [name] if name in setting_names() else settings_called(name)
+    settings = settings_called(option.lstrip("-").replace("-", "_"))
     value = ""  # after the option's equals sign, or the next word
     for word, following in zip(typed, [*typed[1:], ""], strict=True):
         own, equals, after = word.partition("=")
@@ -79,21 +77,13 @@ def _as_settings(option: str, typed: list[str]) -> str:
     return " or ".join(f"{name}={value}" for name in settings)
 
 
-def _group(help: str) -> typer.Typer:
-    return typer.Typer(
-        cls=Group,
-        help=help,
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        add_completion=False,
-    )
-
-
-app = _group("Mix pre-training data by the gradients of the model itself.")
-corpora = _group("Prepare and verify corpora.")
+STYLE: dict[str, Any] = {"cls": Group, "no_args_is_help": True, "add_completion": False}
+APP_HELP = "Mix pre-training data by the gradients of the model itself."
+app = typer.Typer(help=APP_HELP, pretty_exceptions_enable=False, **STYLE)
+corpora = typer.Typer(help="Prepare and verify corpora.", **STYLE)
 app.add_typer(corpora, name="data")
-corpora.command("prepare", cls=Command, help=data.HELP)(data.prepare)
-corpora.command("verify", cls=Command, help=data.VERIFY_HELP)(data.verify)
+corpora.command("prepare", cls=Command)(data.prepare)
+corpora.command("verify", cls=Command)(data.verify)
 for verb in VERBS:  # a module of that name, with a function of that name
     module = import_module(f"dograph.cli.{verb}")
     function = getattr(module, "evaluate" if verb == "eval" else verb)

@@ -12,7 +12,6 @@ from dograph.progress import duration
 
 if TYPE_CHECKING:
     from dograph.config import RunConfig
-    from dograph.data.corpus import Corpus
     from dograph.mixers.base import Planner
     from dograph.mixtures.file import MixtureFile
     from dograph.plan.lab import Plan
@@ -85,11 +84,10 @@ def plan(
     if write_mixtures is not None:
         raise ConfigError("--write-mixtures is for new runs, --from-table for finished ones")
     _require_free(out, force=force)
-    for name, pair in (("--from-table", from_table), ("--test-table", test_table or ())):
-        for file in pair:
-            # With one file given, the command line takes the next option for the other.
-            if str(file).startswith("--") and not file.exists():
-                raise ConfigError(f"{name} takes two files, {TABLE}; the second is {file}")
+    for name, pair in (("--from-table", from_table), ("--test-table", test_table)):
+        # With one file given, the command line takes the next option for the other.
+        if pair and str(pair[1]).startswith("--") and not pair[1].exists():
+            raise ConfigError(f"{name} takes two files, {TABLE}; the second is {pair[1]}")
     from dograph.cli.plan_table import plan_from_table
 
     plan_from_table(method, settings or [], from_table, test_table, out, force)
@@ -177,8 +175,7 @@ def _plan_with_proxies(
     pool = console.open_pool(run.train.device, *where)
     with console.stoppable(f"finished proxies are in {lab}"), pool:
         result = make_plan(run, smaller, lab=lab, pool=pool, command=console.command())
-    corpus = Corpus(run.data.corpus)
-    deliver(result, corpus.tokens_by_source(), out, force, settings, run, corpus)
+    deliver(result, Corpus(run.data.corpus).tokens_by_source(), out, force, settings, run)
 
 
 def deliver(
@@ -188,7 +185,6 @@ def deliver(
     force: bool,
     settings: list[str],
     run: "RunConfig | None",
-    corpus: "Corpus | None",
 ) -> None:
     """Write a plan; print its weights next to `before`, its cost, its fit and how to use it.
 
@@ -207,8 +203,8 @@ def deliver(
     if table is not None:  # so that it can be fitted again, without proxies
         write_table(table, *table_files(out))
     epochs, repeats = dict[str, float](), list[str]()
-    if run is not None and corpus is not None:
-        epochs, repeats = _repeats(run, corpus, file)
+    if run is not None:
+        epochs, repeats = _repeats(run, file)
     kind, meaning = "prior", "the mixture that the plan starts from"
     if cost is not None:
         kind, meaning = "natural", "share of the corpus' tokens"
@@ -238,15 +234,14 @@ def deliver(
     print(f"{out} is written. Train with it: {shlex.join(use)}")
 
 
-def _repeats(
-    run: "RunConfig", corpus: "Corpus", file: "MixtureFile"
-) -> tuple[dict[str, float], list[str]]:
+def _repeats(run: "RunConfig", file: "MixtureFile") -> tuple[dict[str, float], list[str]]:
     """How often the run reads each source, and warnings about it."""
+    from dograph.data.corpus import Corpus
     from dograph.mixers.base import Mixer
     from dograph.train.assembly import open_sampler
     from dograph.train.forecast import planned_epochs, repeat_warnings
 
-    sampler = open_sampler(run, corpus)
+    sampler = open_sampler(run, Corpus(run.data.corpus))
     sampler.remix(0, file.mixture, reason="plan")
     return planned_epochs(run, sampler, Mixer()), repeat_warnings(run, sampler, Mixer())
 

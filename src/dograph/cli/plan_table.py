@@ -93,20 +93,20 @@ def plan_from_table(
     at = options.model_dump(include={"tokens", "parameters"}, exclude_none=True)
     table = read_table(*files, **at)
     test = read_table(*test_files) if test_files else None
-    run = corpus = None
+    run, tokens = None, dict[str, int]()
     if described:  # optional: the run gives the natural mixture, and how often sources are read
-        run = resolve_config(*console.split_settings(described))
-        corpus = Corpus(console.ensured(run.data.corpus))
+        run = console.with_corpus(resolve_config(*console.split_settings(described)))
+        corpus = Corpus(run.data.corpus)
         if foreign := [source for source in table.sources if source not in corpus.sources]:
             raise ConfigError(
                 f"the table's sources {foreign} are not in the run's corpus, which has "
                 f"{corpus.sources}; plan without CONFIG, or for a corpus with the table's sources"
             )
-    tokens = {} if corpus is None else corpus.tokens_by_source()
-    caps = _caps(options, run, {name: n for name, n in tokens.items() if name in table.sources})
-    how = options.model_dump(
-        include={"surrogate", "top", "delta", "latent", "kl"}, exclude_none=True
-    )
+        all_tokens = corpus.tokens_by_source()
+        tokens = {source: all_tokens[source] for source in table.sources}
+    caps = _caps(options, run, tokens)
+    fitted_with = {"surrogate", "top", "delta", "latent", "kl"}
+    how = options.model_dump(include=fitted_with, exclude_none=True)
     used: dict[str, Any] = {"tables": [str(file) for file in files], "target": options.target}
     used |= {"caps": caps} | how | at
     if getattr(options, "reuse", None) is not None:
@@ -117,7 +117,7 @@ def plan_from_table(
         cast(Method, method),
         table,
         target=options.target,
-        prior=_prior(options.prior, corpus, table),
+        prior=_prior(options.prior, tokens, table),
         caps=caps,
         max_usage=options.max_usage,
         seed=SEED,
@@ -134,23 +134,20 @@ def plan_from_table(
     )
     weights, findings = dict(proposal.mixture.weights), proposal.findings
     file = MixtureFile(weights=weights, provenance=provenance, findings=findings)
-    deliver(file, findings["prior"], out, force, described or ["recipe.yaml"], run, corpus)
+    deliver(file, findings["prior"], out, force, described or ["recipe.yaml"], run)
 
 
 def _prior(
-    given: str | None, corpus: Corpus | None, table: MixtureTable
+    given: str | None, tokens: Mapping[str, int], table: MixtureTable
 ) -> Mapping[str, float] | None:
     """The mixture to start from: the given one, else the corpus' own, else the table's mean."""
-    if given is not None:
-        file, notes = find_mixture(given, table.sources)
-        warn(notes, "note")
-        # A file must name every source; a published mixture cannot know them.
-        unnamed = {} if Path(given).exists() else dict.fromkeys(table.sources, 0.0)
-        return unnamed | file.weights
-    if corpus is None:
-        return None
-    tokens = corpus.tokens_by_source()
-    return {source: float(tokens[source]) for source in table.sources}
+    if given is None:
+        return tokens or None
+    file, notes = find_mixture(given, table.sources)
+    warn(notes, "note")
+    # A file must name every source; a published mixture cannot know them.
+    unnamed = {} if Path(given).exists() else dict.fromkeys(table.sources, 0.0)
+    return unnamed | file.weights
 
 
 def _caps(options: TableOptions, run: RunConfig | None, tokens: dict[str, int]) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """dograph report: a page about runs, as a file, live in a browser, or as figures for a paper."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from dograph.cli.console import argument, option, say, warn
@@ -29,7 +30,15 @@ def report(
     if watch and figures is not None:
         raise ConfigError("--watch and --figures are two different outputs; give one of them")
     if watch:
-        _serve(runs, port)
+        names = ", ".join(map(str, runs))
+        say(f"{names}: loading")  # torch takes seconds to import
+        from dograph.report.server import Live, Server
+
+        # Until Ctrl-C, which does not affect the runs.
+        with Server(Live(runs), port) as server, suppress(KeyboardInterrupt):
+            print(f"watching {names}: {server.address} (Ctrl-C ends it)", flush=True)
+            server.serve_forever()
+        print()
     elif figures is not None:
         from dograph.report.figures import write_figures
 
@@ -43,17 +52,3 @@ def report(
         warn([*data.damage, *own])
         number, size = len(data.runs), out.stat().st_size / 1e6
         print(f"page: {out} ({number} run{'' if number == 1 else 's'}, {size:.1f} MB)")
-
-
-def _serve(runs: list[Path], port: int) -> None:
-    """Show the page live until Ctrl-C; the runs are not affected."""
-    names = ", ".join(map(str, runs))
-    say(f"{names}: loading")  # torch takes seconds to import
-    from dograph.report.server import Live, Server
-
-    with Server(Live(runs), port) as server:
-        print(f"watching {names}: {server.address} (Ctrl-C ends it)", flush=True)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            print()

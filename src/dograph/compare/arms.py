@@ -95,9 +95,8 @@ def parse_methods(
             f'--mixers names "{twice[0]}" twice; give each a label of its own, as in '
             f"one={twice[0]},two={twice[0]}[option=value]"
         )
-    for method in methods:
+    for method in methods:  # rejects unknown names and options before anything is trained
         require_mixer(method.mixer["name"])
-    for method in methods:  # rejects unknown options before anything is trained
         if not method.of_all:
             method.config(base)
             method.built()

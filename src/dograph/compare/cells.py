@@ -171,10 +171,8 @@ def lay_out(ask: Ask, corpus: Corpus, plans: Plans) -> list[Cell]:
     if ask.budget == "compute":
         able = {cell.label: cell.price for cell in cells if cell.problem is None}
         steps = equal_compute(able, ask.config.train.steps)
-        cells = [
-            replace(cell, config=stretched(cell.config, steps[cell.label]))
-            if cell.label in able
-            else cell
-            for cell in cells
-        ]
+        for number, cell in enumerate(cells):
+            if cell.label in able:
+                config = stretched(cell.config, steps[cell.label])
+                cells[number] = replace(cell, config=config)
     return cells

@@ -299,9 +299,7 @@ def build_findings(
 ) -> Findings:
     """Results per cell, method and source; differences, intervals, costs, versions."""
     tokens, baseline = corpus.tokens_by_source(), ask.methods[0].label
-    rows = [
-        _cell(cell, results.get(cell.label), failures.get(cell.label), tokens) for cell in cells
-    ]
+    rows = [_cell(own, results.get(own.label), failures.get(own.label), tokens) for own in cells]
     runs: dict[str, dict[int, RunLosses]] = {method.label: {} for method in ask.methods}
     skipped = Skipped()
     for row in rows:
@@ -313,8 +311,8 @@ def build_findings(
     methods = []
     for method in ask.methods:
         own = [row for row in rows if row.method == method.label]
-        of_method = [cell.plan for cell in cells if cell.method == method.label]
-        plans = {plan.seed: plan for plan in of_method if plan is not None}
+        of_method = [cell for cell in cells if cell.method == method.label]
+        plans = {cell.plan.seed: cell.plan for cell in of_method if cell.plan is not None}
         methods.append(_method(method, own, plans, differences.get(method.label)))
     findings = Findings(
         format=FORMAT,
@@ -445,8 +443,7 @@ def _notes(findings: Findings) -> Iterator[str]:
         )
     limit = findings.config["data"]["warn_epochs"]
     for method in findings.methods:
-        over = [f"{name} {n:.1f} times" for name, n in method.epochs.items() if n > limit]
-        if over:
-            named = ", ".join(over)
+        over = (f"{name} {n:.1f} times" for name, n in method.epochs.items() if n > limit)
+        if named := ", ".join(over):
             yield f"warning: {method.label} read {named}, more than data.warn_epochs={limit:g}"
     yield from (f"failed: {error}" for error in findings.failures.values())

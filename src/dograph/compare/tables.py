@@ -53,15 +53,11 @@ def tables(findings: Findings) -> list[TextTable]:
         title = "loss by source, and its difference (! claimed, Holm over this table)"
         shown.append((title, part, partial(_source_cells, sources=part)))
     named = {_name(method): method for method in findings.methods}
-    return [
-        TextTable(
-            title,
-            ("method", *heads),
-            [[name, *cells(method)] for name, method in named.items()],
-            only_first_folds=heads is LOSS_COLUMNS,
-        )
-        for title, heads, cells in shown
-    ]
+    made = []
+    for title, heads, cells in shown:
+        rows = [[name, *cells(method)] for name, method in named.items()]
+        made.append(TextTable(title, ("method", *heads), rows, heads is LOSS_COLUMNS))
+    return made
 
 
 def _name(method: MethodFindings) -> str:

@@ -77,8 +77,9 @@ class MixtureSampler(data.Sampler[int]):
             )
         self.dataset, self.steps, self.world_size = dataset, steps, world_size
         self.batch_size = batch_size
-        length, strata = dataset.seq_len, dataset.corpus.train
-        self.draws = Sampler(strata, seq_len=length, batch_size=batch_size, seed=seed)
+        # What decides the samples of a step besides the corpus and the mixtures.
+        self._fixed = dict[str, Any](seq_len=dataset.seq_len, batch_size=batch_size, seed=seed)
+        self.draws = Sampler(dataset.corpus.train, **self._fixed)
         self._local = rank_slice(batch_size, rank, world_size)
         self.local_batch_size: int = self._local.stop - self._local.start
         self.taken = 0  # samples given to the loader, which reads ahead of the training loop
@@ -95,17 +96,13 @@ class MixtureSampler(data.Sampler[int]):
         """From where the sampler is: a loop over the loader goes on, it does not start again."""
         while self.taken < len(self):
             step, sample = divmod(self.taken, self.local_batch_size)
-            for index in self._indices(step)[sample:]:
+            if step in self.mixtures:
+                self.draws.remix(step, self.mixtures[step], "mixture")
+            ids = self.draws.draw(step)
+            index_B = self.dataset.first_S[ids.stratum_B] + ids.block_B
+            for index in index_B[self._local].tolist()[sample:]:
                 self.taken += 1
                 yield index
-
-    def _indices(self, step: int) -> list[int]:
-        if step in self.mixtures:
-            self.draws.remix(step, self.mixtures[step], "mixture")
-        ids = self.draws.draw(step)
-        index_B = self.dataset.first_S[ids.stratum_B] + ids.block_B
-        indices: list[int] = index_B[self._local].tolist()
-        return indices
 
     @property
     def next_step(self) -> int:
@@ -137,7 +134,8 @@ class MixtureSampler(data.Sampler[int]):
             )
         entries = [self.draws.log.find(step)] if self.draws.log.entries else []
         return {
-            **self._fixed(),
+            "corpus": self.dataset.corpus.digest,
+            **self._fixed,
             "step": step,
             "sample": sample,
             "world_size": self.world_size,
@@ -145,15 +143,9 @@ class MixtureSampler(data.Sampler[int]):
             "mixtures": {str(s): dict(m.weights) for s, m in self.mixtures.items() if s >= step},
         }
 
-    def _fixed(self) -> dict[str, str | int]:
-        """What decides the samples of a step besides mixtures, and must be equal on resuming."""
-        draws, corpus = self.draws, self.dataset.corpus.digest
-        own = {"seq_len": draws.seq_len, "batch_size": self.batch_size, "seed": draws.seed}
-        return {"corpus": corpus, **own}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at a state; between steps with any number of ranks."""
-        for name, value in self._fixed().items():
+        for name, value in {"corpus": self.dataset.corpus.digest, **self._fixed}.items():
             if state[name] != value:
                 raise RunError(f"the state has {name}={state[name]}, not {value}; use the old one")
         if state["sample"] and state["world_size"] != self.world_size:
@@ -162,8 +154,7 @@ class MixtureSampler(data.Sampler[int]):
                 f"there are {self.world_size}; use as many, or a state between steps"
             )
         self.taken = state["step"] * self.local_batch_size + state["sample"]
-        own = {"seq_len": state["seq_len"], "batch_size": state["batch_size"]}
-        self.draws = Sampler(self.draws.strata, **own, seed=state["seed"])  # without its cache
+        self.draws = Sampler(self.draws.strata, **self._fixed)  # without its cache
         rows = [json.loads(line) for line in state["weights"].splitlines()]
         self.draws.log = WeightLog(self.draws.names, [weight_entry(row)[1] for row in rows])
         self.mixtures = {int(s): Mixture(weights) for s, weights in state["mixtures"].items()}

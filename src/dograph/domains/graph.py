@@ -11,7 +11,7 @@ Shapes: M domains, N samples whose domain and source are known.
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -135,18 +135,14 @@ def build_graph(
 
 def write_graph(graph: DomainGraph, path: Path, words: Mapping[int, str] | None = None) -> None:
     """Write the graph in the format of the file's extension; `words` are part of the labels."""
-    formats: dict[str, Callable[[DomainGraph], str]] = {
-        ".json": lambda graph: json.dumps(asdict(graph), indent=2, ensure_ascii=False) + "\n",
-        ".graphml": lambda graph: to_graphml(graph, words),
-    }
-    if path.suffix not in formats:
+    if path.suffix not in (".json", ".graphml"):
         raise ConfigError(
-            f"{path}: a graph is written as one of {', '.join(formats)}; use one of these "
-            "extensions"
+            f"{path}: a graph is written as one of .json, .graphml; use one of these extensions"
         )
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: the folder {path.parent} does not exist; make it first")
-    write_text(path, formats[path.suffix](graph))
+    as_json = json.dumps(asdict(graph), indent=2, ensure_ascii=False) + "\n"
+    write_text(path, as_json if path.suffix == ".json" else to_graphml(graph, words))
 
 
 def to_graphml(graph: DomainGraph, words: Mapping[int, str] | None = None) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dograph.domains.partition import centred, partition
 from dograph.errors import ConfigError
-from dograph.kernels import usable
+from dograph.kernels import Space, usable
 from dograph.rng import key64
 from dograph.types import Domains
 
@@ -34,16 +34,6 @@ class Clustering(NamedTuple):
 
     label_B: Tensor  # int64
     inertia: Tensor  # (): sum of squared distances to the own centroid, in the space clustered
-
-
-@dataclass(frozen=True, slots=True)
-class _Space:
-    """The samples as the iterations use them."""
-
-    gram_BB: Tensor  # inner products in the space clustered
-    weight_B: Tensor  # 1 for samples that count in centroids, 0 for those that only get a label
-    rounding_B: Tensor  # squared distances up to these, or the sum of two of them, are 0
-    spherical: bool  # centroids are unit directions
 
 
 def fits_kernel(point_BK: Tensor, num_domains: int) -> bool:
@@ -71,7 +61,7 @@ def _in_order_of_value(point_BK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return order_B, point_BK[order_B], finite_B[order_B]
 
 
-def _space(raw_BB: Tensor, finite_B: Tensor, normalise: bool) -> _Space:
+def _space(raw_BB: Tensor, finite_B: Tensor, normalise: bool) -> Space:
     """From the Gram of the samples as they are to that of centred or of unit ones.
 
     Centring by subtracting means from the Gram has an error of about 1e-16 of the samples' squares,
@@ -81,22 +71,17 @@ def _space(raw_BB: Tensor, finite_B: Tensor, normalise: bool) -> _Space:
     if normalise:
         weight_B = weight_B * (square_B > 0)
         norm_B = square_B.masked_fill(weight_B == 0, 1).sqrt()
-        return _Space(raw_BB / (norm_B[:, None] * norm_B), weight_B, SAME * weight_B, True)
+        return Space(raw_BB / (norm_B[:, None] * norm_B), weight_B, SAME * weight_B, True)
     gram_BB = centred(raw_BB, weight_B)
-    return _Space(gram_BB * weight_B[:, None] * weight_B, weight_B, SAME * square_B, False)
+    return Space(gram_BB * weight_B[:, None] * weight_B, weight_B, SAME * square_B, False)
 
 
-def _restarted(space: _Space, race_MRLB: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+def _restarted(space: Space, race_MRLB: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     """Labels (R, B) and inertia (R,) of every restart."""
     if fits_kernel(space.gram_BB, len(race_MRLB)):
         from dograph.kernels.kmeans import restarts_by_kernel
 
-        return restarts_by_kernel(
-            *(space.gram_BB, space.weight_B, space.rounding_B, race_MRLB),
-            spherical=space.spherical,
-            iterations=iterations,
-            refill_every=REFILL_EVERY,
-        )
+        return restarts_by_kernel(space, race_MRLB, iterations, REFILL_EVERY)
     num_domains = len(race_MRLB)
     label_RB = _plus_plus(space, race_MRLB)
     for left in reversed(range(iterations)):
@@ -110,7 +95,7 @@ def _restarted(space: _Space, race_MRLB: Tensor, iterations: int) -> tuple[Tenso
     return label_RB, _own_distances(space, label_RB, score_RBM).sum(dim=1)
 
 
-def _plus_plus(space: _Space, race_MRLB: Tensor) -> Tensor:
+def _plus_plus(space: Space, race_MRLB: Tensor) -> Tensor:
     """Labels by the nearest of greedily drawn seeds (Arthur and Vassilvitskii 2007).
 
     Each seed is the best of a few candidates drawn in proportion to the squared distance to the
@@ -133,7 +118,7 @@ def _plus_plus(space: _Space, race_MRLB: Tensor) -> Tensor:
     return label_RB
 
 
-def _scores(space: _Space, label_RB: Tensor, num_domains: int) -> Tensor:
+def _scores(space: Space, label_RB: Tensor, num_domains: int) -> Tensor:
     """Squared distance of samples to centroids minus the samples' squares; infinite if empty."""
     domain_M = torch.arange(num_domains, device=label_RB.device)
     member_RBM = (label_RB[..., None] == domain_M) * space.weight_B[:, None]
@@ -149,14 +134,14 @@ def _scores(space: _Space, label_RB: Tensor, num_domains: int) -> Tensor:
     return score_RBM.masked_fill(count_R1M == 0, torch.inf)
 
 
-def _own_distances(space: _Space, label_RB: Tensor, score_RBM: Tensor) -> Tensor:
+def _own_distances(space: Space, label_RB: Tensor, score_RBM: Tensor) -> Tensor:
     """Squared distance of samples to the centroid of their domain; 0 for those of weight 0."""
     square_B = space.gram_BB.diagonal()
     own_RB = score_RBM.gather(2, label_RB[..., None]).squeeze(2) + square_B
     return own_RB.masked_fill((own_RB <= space.rounding_B) | (space.weight_B == 0), 0)
 
 
-def _fill_empty(space: _Space, label_RB: Tensor, score_RBM: Tensor) -> Tensor:
+def _fill_empty(space: Space, label_RB: Tensor, score_RBM: Tensor) -> Tensor:
     """The k-th empty domain takes the k-th farthest sample, unless that lies on its centroid."""
     domain_M = torch.arange(score_RBM.shape[2], device=label_RB.device)
     member_RBM = (label_RB[..., None] == domain_M) & (space.weight_B[:, None] > 0)
@@ -168,7 +153,7 @@ def _fill_empty(space: _Space, label_RB: Tensor, score_RBM: Tensor) -> Tensor:
     return torch.where(takes_RBM.any(dim=2), (takes_RBM * domain_M).sum(dim=2), label_RB)
 
 
-def _has_settled(space: _Space, before_RB: Tensor, label_RB: Tensor, score_RBM: Tensor) -> bool:
+def _has_settled(space: Space, before_RB: Tensor, label_RB: Tensor, score_RBM: Tensor) -> bool:
     """Whether no later iteration changes a label; unknown on a GPU, which would have to wait."""
     if label_RB.device.type != "cpu" or not torch.equal(before_RB, label_RB):
         return False
@@ -237,8 +222,7 @@ class KMeans:
         batch = sorted_space(sketch_BK.detach(), self.normalise, SAME, RATIO)
         size, generator = len(sketch_BK), self._generator(step, sketch_BK.device)
         race_MRLB = races(size, self._number(size), self.restarts, generator)
-        space = _Space(batch.gram_BB, batch.weight_B, batch.rounding_B, self.normalise)
-        label_RB, inertia_R = _restarted(space, race_MRLB, self.iterations)
+        label_RB, inertia_R = _restarted(batch.space, race_MRLB, self.iterations)
         dtype = torch.promote_types(sketch_BK.dtype, torch.float32)
         return domains_by_kernel(batch, label_RB, inertia_R, self.num_domains, dtype)
 

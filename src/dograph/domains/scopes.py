@@ -21,7 +21,6 @@ from dograph.errors import ConfigError
 from dograph.types import Domains
 
 FIT_BATCHES = 10  # that K-means of a stream is run on
-_SUMS = ("count_M", "direction_MK", "gradient_MK", "square_M", "spread_M", "spread_square_M")
 
 
 class Scope:
@@ -199,8 +198,8 @@ class StreamScope(Scope):
                 self._refit(direction_BK, step)
             label_B = self._cosines(direction_BK).argmax(dim=1)
             added = self._sums_of(sketch_BK, direction_BK, label_B)
-            for name in _SUMS:
-                self.sums[name] = torch.add(added[name], self.sums[name], alpha=self.decay)
+            for name, value in added.items():
+                self.sums[name] = torch.add(value, self.sums[name], alpha=self.decay)
             self._reseed(sketch_BK, direction_BK)
         self.pool = [*self.pool[-(FIT_BATCHES - 1) :], sketch_BK]
         if "count_M" not in self.sums and len(self.pool) == FIT_BATCHES:
@@ -257,8 +256,8 @@ class StreamScope(Scope):
         gain_B = new_B - old_B
         better = gain_B.mean() > gain_B.std(correction=0) / len(gain_B) ** 0.5
         order_M = matched(old_MK, new["direction_MK"])
-        for name in _SUMS:
-            self.sums[name] = torch.where(better, new[name][order_M], self.sums[name])
+        for name, value in new.items():
+            self.sums[name] = torch.where(better, value[order_M], self.sums[name])
 
     def _reseed(self, sketch_BK: Tensor, direction_BK: Tensor) -> None:
         """Restart a domain that has lost its samples at the sample farthest from its centroid."""

@@ -5,12 +5,24 @@ The other modules of this package import Triton, so import them only where they 
 
 import importlib.util
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The samples as K-means uses them."""
+
+    gram_BB: Tensor  # inner products in the space clustered
+    weight_B: Tensor  # 1 for samples that count in centroids, 0 for those that only get a label
+    rounding_B: Tensor  # squared distances up to these, or the sum of two of them, are 0
+    spherical: bool  # centroids are unit directions
+
 
 _chosen: list[bool] = []  # a stack: the last one counts
 
@@ -35,16 +47,11 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def launch(
-    kernel: Any, programs: int | tuple[int, int], *args: Any, warps: int, **constants: Any
-) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, warps: int, **constants: Any) -> None:
     """Run a kernel on the device of its first argument, which need not be the current one."""
-    grid = (programs,) if isinstance(programs, int) else programs
     tensor: Tensor = args[0]
-    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
-        kernel[grid](*args, num_warps=warps, **constants)
-        return
-    with torch.cuda.device(tensor.device):
+    elsewhere = tensor.is_cuda and tensor.device.index != torch.cuda.current_device()
+    with torch.cuda.device(tensor.device) if elsewhere else nullcontext():
         kernel[grid](*args, num_warps=warps, **constants)
 
 

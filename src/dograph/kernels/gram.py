@@ -6,7 +6,6 @@ without tensor cores: the Gram is a sum of outer products, split along K over th
 Shapes: B samples, K sketch, N parts of K, X numbers in a row; P and PB are powers of two.
 """
 
-# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dograph.kernels import launch, power_of_two
+from dograph.kernels import Space, launch, power_of_two
 
 _PARTS = 128  # about as many programs as a GPU has multiprocessors
 
@@ -25,10 +24,8 @@ class Sorted:
 
     order_B: Tensor  # int64: the sample at each position
     raw_BB: Tensor  # Gram of the sketches
-    gram_BB: Tensor  # Gram in the space that is clustered
-    weight_B: Tensor
     finite_B: Tensor  # 1 or 0
-    rounding_B: Tensor
+    space: Space  # that is clustered
 
 
 def sorted_space(point_BK: Tensor, normalise: bool, same: float, ratio: float) -> Sorted:
@@ -42,7 +39,7 @@ def sorted_space(point_BK: Tensor, normalise: bool, same: float, ratio: float) -
     side = power_of_two(size, 16)
     launch(
         _outer_products,
-        len(part_NX),
+        (len(part_NX),),
         *(point_BK, part_NX, size, width),
         CHUNK=chunk,
         RATIO=ratio,
@@ -53,7 +50,7 @@ def sorted_space(point_BK: Tensor, normalise: bool, same: float, ratio: float) -
     order_B = torch.empty(size, dtype=torch.int64, device=point_BK.device)
     launch(
         _space,
-        1,
+        (1,),
         *(part_NX.sum(dim=0), result_X, order_B, size),
         SPHERICAL=normalise,
         SAME=same,
@@ -64,8 +61,8 @@ def sorted_space(point_BK: Tensor, normalise: bool, same: float, ratio: float) -
     square = size * size
     raw_X, gram_X, row_X = result_X.split((square, square, 3 * size))
     weight_B, finite_B, rounding_B = row_X.view(3, size)
-    raw_BB, gram_BB = raw_X.view(size, size), gram_X.view(size, size)
-    return Sorted(order_B, raw_BB, gram_BB, weight_B, finite_B, rounding_B)
+    space = Space(gram_X.view(size, size), weight_B, rounding_B, normalise)
+    return Sorted(order_B, raw_X.view(size, size), finite_B, space)
 
 
 def _warps(side: int) -> int:

@@ -6,39 +6,31 @@ its labels no longer change: further iterations would not change them either.
 Shapes: B samples, M domains, R restarts, L trial seeds; PB, PM, PL are powers of two.
 """
 
-# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from dograph.kernels import launch, power_of_two
+from dograph.kernels import Space, launch, power_of_two
 
 
 def restarts_by_kernel(
-    gram_BB: Tensor,
-    weight_B: Tensor,
-    rounding_B: Tensor,
-    race_MRLB: Tensor,
-    *,
-    spherical: bool,
-    iterations: int,
-    refill_every: int,
+    space: Space, race_MRLB: Tensor, iterations: int, refill_every: int
 ) -> tuple[Tensor, Tensor]:
     """label_RB (int64) and inertia_R of every restart; weights are 0 or 1."""
     num_domains, restarts, num_trials, size = race_MRLB.shape
-    label_RB = torch.empty(restarts, size, dtype=torch.int64, device=gram_BB.device)
-    inertia_R = gram_BB.new_empty(restarts)
+    label_RB = torch.empty(restarts, size, dtype=torch.int64, device=race_MRLB.device)
+    inertia_R = space.gram_BB.new_empty(restarts)
     side = power_of_two(size, 32)  # Triton 3.6 fails on some kernels of 16 rows
     launch(
         _restart,
-        restarts,
-        *(gram_BB, weight_B, rounding_B, race_MRLB, label_RB, inertia_R, size),
+        (restarts,),
+        *(space.gram_BB, space.weight_B, space.rounding_B, race_MRLB, label_RB, inertia_R, size),
         M=num_domains,
         L=num_trials,
         ITERATIONS=iterations,
         REFILL_EVERY=refill_every,
-        SPHERICAL=spherical,
+        SPHERICAL=space.spherical,
         PB=side,
         PM=power_of_two(num_domains, 2),
         PL=power_of_two(num_trials, 2),

@@ -5,7 +5,6 @@ The twin is `Alignment._iterated` of dograph.domains.objectives, which has the f
 Shapes: M domains; P is a power of two.
 """
 
-# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 import torch
 import triton
 import triton.language as tl
@@ -23,7 +22,7 @@ def aligned_by_kernel(
     side = power_of_two(num_domains, 4)
     launch(
         _align,
-        1,
+        (1,),
         *(gram_MM.contiguous(), present_M.contiguous().view(torch.uint8)),
         *(weight_M.contiguous(), result_M),
         M=num_domains,

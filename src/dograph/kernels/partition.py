@@ -5,7 +5,6 @@ The twin is the end of `kmeans` (best restart, numbering by size), then `partiti
 Shapes: B samples, M domains, R restarts; PB, PM, PR are powers of two.
 """
 
-# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 import torch
 import triton
 import triton.language as tl
@@ -27,7 +26,7 @@ def domains_by_kernel(
     side = power_of_two(size, 16)
     launch(
         _describe,
-        1,
+        (1,),
         *(batch.raw_BB, batch.order_B, batch.finite_B, label_RB, inertia_R),
         *(label_B, result_X, variance_M, size, restarts),
         M=num_domains,

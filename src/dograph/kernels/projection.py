@@ -14,7 +14,7 @@ def signs_by_kernel(start_W: Tensor, epoch_key: int, scale: float, dtype: torch.
     """64 entries of +-scale for each counter."""
     result_N = torch.empty(64 * len(start_W), dtype=dtype, device=start_W.device)
     size = len(result_N)
-    programs = triton.cdiv(size, _BLOCK)
+    programs = (triton.cdiv(size, _BLOCK),)
     launch(_draw, programs, start_W, result_N, epoch_key, scale, size, BLOCK=_BLOCK, warps=8)
     return result_N
 

@@ -3,7 +3,6 @@
 Shapes: B samples, M domains; PB and PM are powers of two.
 """
 
-# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 import torch
 import triton
 import triton.language as tl
@@ -22,7 +21,7 @@ def share_out_by_kernel(
     all_finite = torch.empty_like(finite)
     launch(
         _share_out,
-        1,
+        (1,),
         *(domains.label_B.contiguous(), domains.share_M.contiguous(), weight_M.contiguous()),
         *(finite.view(torch.uint8), weight_B, all_finite.view(torch.uint8), size),
         M=num_domains,

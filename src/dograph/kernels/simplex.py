@@ -8,7 +8,6 @@ sides are two of the padded columns.
 Shapes: M domains; P is a power of two, at least M + 2.
 """
 
-# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 import torch
 import triton
 import triton.language as tl
@@ -27,7 +26,7 @@ def solve_qp_by_kernel(
     side = power_of_two(num_domains + 2, 16)
     launch(
         _solve,
-        1,
+        (1,),
         *(quadratic_MM.double().contiguous(), linear_M.double().contiguous()),
         *(present_M.contiguous().view(torch.uint8), weight_M),
         M=num_domains,

@@ -52,7 +52,8 @@ class Total:
 
     def grown(self, weight_S: np.ndarray) -> np.ndarray:
         """share_v (L_v - c_v) of each law, (V,)."""
-        return np.asarray(self.share_V * np.exp(self.log_k_V + self.t_VS @ weight_S))
+        with np.errstate(over="ignore"):  # of a step far too long, whose loss is not finite
+            return np.asarray(self.share_V * np.exp(self.log_k_V + self.t_VS @ weight_S))
 
     def log_ratio(self, weight_S: np.ndarray) -> np.ndarray:
         """log(r / prior), the slope of the KL term but for a constant."""

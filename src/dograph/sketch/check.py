@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dograph.errors import ConfigError
-from dograph.sketch.gradients import Gradients, undisturbed
+from dograph.sketch.gradients import HALF, Gradients, undisturbed
 from dograph.sketch.rules import EmbeddingRule, Rule
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 ROWS = 4  # that run again; fewer in mode twopass, where each has a backward of its own
 _CLOSE, _CLOSE_HALF = 1e-4, 1e-2  # relative error of a parameter's gradient
-_HALF = (torch.bfloat16, torch.float16)
 _SCALE = 1.37  # no power of two, so that scaling rounds differently
 logger = logging.getLogger("dograph.sketch")
 _WHAT_TO_DO = (
@@ -196,7 +195,7 @@ class CheckedRecord:
         `dtype` is that of the slots.
         """
         self.gradients = list(map(self.first_rows, self.outputs or [], gradients))
-        if dtype in _HALF:
+        if dtype in HALF:
             self.half = dtype  # autocast that began before the model's call, or inside it
         self.outputs, self.done = [], True
         if not all(bool(g.isfinite().all()) for g in self.gradients if g is not None):
@@ -339,7 +338,7 @@ class CheckedRecord:
         """Whether products are rounded to less than float32."""
         dtypes = {parameter.dtype for parameter in self.sketcher.parameters.values()}
         tf32 = self.token_BT.is_cuda and torch.get_float32_matmul_precision() != "highest"
-        return self.half is not None or bool(dtypes.intersection(_HALF)) or tf32
+        return self.half is not None or bool(dtypes.intersection(HALF)) or tf32
 
     def error(self, got: Tensor, expected: Tensor, half: float = _CLOSE_HALF) -> float | None:
         """The relative error, if it is more than rounding (`half`: to half precision) explains."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from dograph.errors import ConfigError, did_you_mean
-from dograph.sketch.gradients import is_sharded, undisturbed
+from dograph.sketch.gradients import HALF, is_sharded, undisturbed
 from dograph.sketch.rules import (
     EmbeddingRule,
     MatrixRule,
@@ -295,7 +295,7 @@ def _same_output(rule: Rule, value: Tensor, *, exactly: bool) -> bool:
 
 
 def _close(got: Tensor, expected: Tensor) -> bool:
-    room = 1e-2 if expected.dtype in (torch.bfloat16, torch.float16) else 1e-5
+    room = 1e-2 if expected.dtype in HALF else 1e-5
     error = (got.double() - expected.double()).norm()
     return bool(error <= room * expected.double().norm())
 

@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 Gradients = dict[str, Tensor]
 Half = tuple["Rule", Tensor, Tensor]  # a layer, its input and the gradient of its output
 Vector = tuple["Rule", Tensor]  # a layer and per-sample gradients of its vectors: (B, F)
-_HALF = (torch.bfloat16, torch.float16)
+HALF = (torch.bfloat16, torch.float16)
 _BUCKET = 1 << 23  # numbers in one all-reduce
 _HAS_ONEDNN = (
     hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()
 )
 _LARGE = 1 << 22  # multiplications of a product that is worth a call of oneDNN
-_LOSSES = ("loss_B", "reference_loss_B", "excess_loss_B")
-_GATHERED = (*_LOSSES, "source_B", "sketch_BK", "block_norm_B")
+_GATHERED = ("loss_B", "reference_loss_B", "excess_loss_B", "source_B", "sketch_BK", "block_norm_B")
 
 
 @dataclass(slots=True)
@@ -64,16 +63,10 @@ class MicroBatchResult:
         return replace(self, loss_B=self.loss_B.detach(), pending=None)
 
 
-def deferred_backward(
-    halves: list[Half],
-    vectors: list[Vector],
-    rest: Callable[[Tensor], None] | None,
-    weight_B: Tensor,
-) -> None:
+def deferred_backward(halves: list[Half], vectors: list[Vector], weight_B: Tensor) -> None:
     """Mode `full`: each weight gradient from its layer's input and output gradient.
 
-    Modes `topdown` and `head` have these for the layers above the cut only. `rest` is the backward
-    of all other parameters.
+    Modes `topdown` and `head` have these for the layers above the cut only.
     """
     times_B = len(weight_B) * weight_B
     with torch.autocast(weight_B.device.type, enabled=False):
@@ -88,22 +81,15 @@ def deferred_backward(
                 for name, gradient in zip(rule.vectors, rule.split(part).values(), strict=True):
                     parameter = getattr(rule.module, name)
                     add_gradient(parameter, gradient.view_as(parameter))
-    if rest is not None:
-        rest(weight_B)
 
 
 def explicit_backward(
-    gradients: Gradients,
-    parameters: Mapping[str, nn.Parameter],
-    rest: Callable[[Tensor], None] | None,
-    weight_B: Tensor,
+    gradients: Gradients, parameters: Mapping[str, nn.Parameter], weight_B: Tensor
 ) -> None:
     """Modes `exact` and `reference`: the weighted sum of full per-sample gradients."""
     for name, gradient in gradients.items():
         weighted = torch.tensordot(weight_B.to(gradient.dtype), gradient, dims=1)
         add_gradient(parameters[name], weighted.view_as(parameters[name]))
-    if rest is not None:
-        rest(weight_B)
 
 
 def add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
@@ -114,7 +100,7 @@ def add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
 
 def add_product(parameter: nn.Parameter, first_Nx: Tensor, second_Ny: Tensor, times: float) -> None:
     """Add `times` the sum over rows of first second' to `.grad`, summed and stored in float32."""
-    if not (first_Nx.is_cuda and first_Nx.dtype in _HALF and parameter.dtype == torch.float32):
+    if not (first_Nx.is_cuda and first_Nx.dtype in HALF and parameter.dtype == torch.float32):
         product = summed_over_rows(first_Nx, second_Ny)
         wide = torch.promote_types(product.dtype, torch.float32)
         add_gradient(parameter, product.to(wide).mul_(times))
@@ -170,7 +156,7 @@ def scaled(value: Tensor, times_B: Tensor) -> Tensor:
     broadcast product of bfloat16 reaches a third of an H200's memory bandwidth
     (benchmarks/results), so on a GPU a Triton kernel replaces it.
     """
-    narrow = value.dtype in (*_HALF, torch.float32)
+    narrow = value.dtype in (*HALF, torch.float32)
     if narrow and value.is_contiguous() and usable(value):
         from dograph.kernels.gradients import scaled_by_kernel
 

@@ -13,6 +13,7 @@ Shapes: B samples, R x C a parameter, q x p its sketch before flattening, K = q 
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -204,17 +205,6 @@ def _shifted(value: Tensor, places: int) -> Tensor:
 # operations in all: redrawing in every step costs next to nothing.
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Random numbers to draw: a side of a matrix, or the signs or rotations of a fold."""
-
-    name: str
-    part: str
-    shape: tuple[int, ...]
-    kind: str  # "entry", "sign" or "turn"
-    columns: int = 1  # entries have variance 1 / columns
-
-
 @dataclass(slots=True)
 class Bank:
     """Random matrices and folds by name, filled by `draw`."""
@@ -222,7 +212,11 @@ class Bank:
     projection: Projection
     dtype: torch.dtype  # of the matrices
     device: torch.device
-    requests: list[Request] = field(default_factory=list)
+    # Shapes of what is drawn, a side of a matrix or the signs or rotations of a fold, by name and
+    # part; drawn together by kind ("entry", "sign", "turn") and columns: variances are 1 / columns.
+    wanted: dict[tuple[str, int], dict[tuple[str, str], tuple[int, ...]]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
     epoch: int | None = None
     folds: dict[str, Fold] = field(default_factory=dict)
     _fold_sizes: dict[str, int] = field(default_factory=dict)
@@ -231,39 +225,36 @@ class Bank:
 
     def add_matrix(self, name: str, shape: tuple[int, int], *, wide: bool) -> None:
         """Request both sides of a weight; a tied weight is requested once."""
-        if any(request.name == name for request in self.requests):
+        if any((name, "row") in shapes for shapes in self.wanted.values()):
             return
         q, p = self.projection.sides(wide=wide)
-        self.requests.append(Request(name, "row", (shape[0], q), "entry", q))
-        self.requests.append(Request(name, "col", (shape[1], p), "entry", p))
+        self.wanted["entry", q][name, "row"] = (shape[0], q)
+        self.wanted["entry", p][name, "col"] = (shape[1], p)
         if q * p != self.projection.dim:
             self.add_fold(name, q * p)
 
     def add_fold(self, name: str, size: int) -> None:
         """Request a signed hash of `size` numbers."""
         chunks = math.ceil(size / self.projection.dim)
-        self.requests.append(Request(name, "sign", (chunks, self.projection.dim), "sign"))
-        self.requests.append(Request(name, "turn", (chunks,), "turn"))
+        self.wanted["sign", 1][name, "sign"] = (chunks, self.projection.dim)
+        self.wanted["turn", 1][name, "turn"] = (chunks,)
         self._fold_sizes[name] = size
 
     def matrix(self, name: str) -> MatrixProjection:
         sides = self._drawn[name, "row"], self._drawn[name, "col"]
         return MatrixProjection(*sides, self.folds.get(name))
 
-    def draw(self, step: int) -> None:
-        """Fill the bank for this step, unless the last projection still holds."""
-        if self.epoch == (epoch := self.projection.epoch(step)) or not self.requests:
-            return
-        groups: dict[tuple[str, int], list[Request]] = {}  # those that are filled together
-        for request in self.requests:
-            groups.setdefault((request.kind, request.columns), []).append(request)
+    def draw(self, step: int) -> bool:
+        """Fill the bank for this step, unless the last projection still holds: False."""
+        if self.epoch == (epoch := self.projection.epoch(step)) or not self.wanted:
+            return False
         self._drawn = {}
         seed, gaussian = self.projection.seed, self.projection.kind == "two-sided"
-        for (kind, columns), group in groups.items():
+        for (kind, columns), shapes in self.wanted.items():
             per_word = {"turn": 1, "sign": BITS, "entry": 2 if gaussian else BITS}[kind]
-            counts = [math.ceil(math.prod(request.shape) / per_word) for request in group]
+            counts = [math.ceil(math.prod(shape) / per_word) for shape in shapes.values()]
             if (kind, columns) not in self._starts:
-                keys = [key64(seed, "projection", request.name, request.part) for request in group]
+                keys = [key64(seed, "projection", name, part) for name, part in shapes]
                 self._starts[kind, columns] = start_words(keys, counts, self.device)
             start_W = self._starts[kind, columns]
             if kind == "turn":
@@ -276,11 +267,11 @@ class Bank:
                 dtype = self.dtype if kind == "entry" else wide
                 flat_N = signs(start_W, seed, epoch, columns**-0.5, dtype)
             parts = flat_N.split([per_word * count for count in counts])
-            for request, part_N in zip(group, parts, strict=True):
-                drawn = part_N[: math.prod(request.shape)].view(request.shape)
-                self._drawn[request.name, request.part] = drawn
+            for (key, shape), part_N in zip(shapes.items(), parts, strict=True):
+                self._drawn[key] = part_N[: math.prod(shape)].view(shape)
         self.folds = {name: self._fold(name, size) for name, size in self._fold_sizes.items()}
         self.epoch = epoch
+        return True
 
     def _fold(self, name: str, size: int) -> Fold:
         turn_S, dim = self._drawn[name, "turn"], self.projection.dim
@@ -343,9 +334,7 @@ class SketchBuilder:
 
     def draw(self, step: int) -> None:
         """Draw the random matrices of this step, unless those of the last step still hold."""
-        before = self.bank.epoch
-        self.bank.draw(step)
-        if before != self.bank.epoch:
+        if self.bank.draw(step):
             for rule in self.rules:
                 if rule.matrix is not None:
                     drawn = self.bank.matrix(rule.names["weight"])

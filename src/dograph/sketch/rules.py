@@ -25,25 +25,17 @@ Shapes: B samples, T tokens, N rows of a sample, K sketch, F numbers of a vector
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from itertools import chain
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dograph.errors import ConfigError
-from dograph.sketch.gradients import Gradients, add_product, add_rows, multiplied, scaled
+from dograph.sketch.gradients import HALF, Gradients, add_product, add_rows, multiplied, scaled
 
 NormKind = Literal["layer", "rms", "rms in float32"]
-
-
-class Slots(NamedTuple):
-    """Tensors whose gradients carry a tap's results; None for results that are not needed."""
-
-    sketch: Tensor | None = None
-    left: Tensor | None = None
-    right: Tensor | None = None
-    vector: Tensor | None = None
 
 
 def make_slot(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -136,9 +128,8 @@ class Rule:
     add_weighted: Callable[[Tensor, Tensor, Tensor], None]
 
     has_matrix = True  # a weight that has two halves and a sketch
-    vectors: tuple[
-        str, ...
-    ] = ()  # held as vectors, in this order; without a matrix: by default all
+    # Held as vectors, in this order; without a matrix: by default all.
+    vectors: tuple[str, ...] = ()
     group: Literal["blocks", "rest"] = "rest"  # part of the sketch: the blocks' matrices, all else
     by_formula = True  # False: run the layer's own forward with detached parameters
 
@@ -152,16 +143,16 @@ class Rule:
         self.own = own_forward(module)
         # One object, so that a compiled graph recognises it; a compiled layer stays compiled.
         compiled = self.given is not None and self.own is None
-        self.replacement: Callable[..., Any] = (
-            torch.compile(self.forward, dynamic=False) if compiled else self.forward
-        )
+        self.replacement = torch.compile(self.forward, dynamic=False) if compiled else self.forward
         self.taps = True  # False: the layer runs unchanged
         self.defers = False  # whether its weight gradient is computed later, from a and b
         self.listening = False  # whether the running backward is the one that fills the slots
         self.spreads = False  # whether its output has an axis of samples more than unrecorded
         self.calls = 0  # tapped forwards since recording began
         self.shape = (0, 0)  # samples and tokens of the recorded batch
-        self.slots = Slots()
+        # Tensors whose gradients carry the tap's results; None for results that are not needed.
+        self.sketch_slot: Tensor | None = None
+        self.vector_slot: Tensor | None = None
         self.halves_of_calls: list[tuple[Tensor, Tensor]] = []  # slots: a layer may run again
         self.projection: tuple[Tensor, ...] = ()  # of its matrix: rows, columns
 
@@ -185,13 +176,11 @@ class Rule:
             with swapped(self.module, {name: self.parameter(name) for name in self.names}):
                 output = self.stock(*args, **kwargs)
         output = self.spread(value, output)
-        slots = self.slots
-        if slots.left is not None:
-            left, right = self.open_halves(value, output)
-            slots = slots._replace(left=left, right=right)
+        halves = self.open_halves(value, output) if self.halves_of_calls else (None, None)
         self.calls += 1
         tapped: Tensor = Tap.apply(  # type: ignore[no-untyped-call]
-            output, self.seen(value, output), self, *slots, *self.projection
+            *(output, self.seen(value, output), self),
+            *(self.sketch_slot, *halves, self.vector_slot, *self.projection),
         )
         return tapped
 
@@ -201,9 +190,9 @@ class Rule:
             return self.own(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
 
-    def parameter(self, own: str) -> Tensor:
-        """A parameter without a graph; one that is left out of the sketch keeps its graph."""
-        value: Tensor = self.module._parameters[own]
+    def parameter(self, own: str) -> Any:
+        """A parameter without a graph, or None; one left out of the sketch keeps its graph."""
+        value: Any = self.module._parameters.get(own)
         return value.detach() if own in self.names and value is not None else value
 
     def require_samples(self, value: Tensor) -> None:
@@ -225,17 +214,20 @@ class Rule:
 
     def open_slots(self, shape: tuple[int, int], dtype: torch.dtype, sketch: Tensor | None) -> None:
         """Make the slots for (samples, tokens) in this precision."""
-        self.shape, self.halves_of_calls = shape, []
-        parameter = self.module._parameters[next(iter(self.names))]
-        left = right = vector = None
+        self.shape, self.sketch_slot, self.halves_of_calls = shape, sketch, []
         if self.defers and self.matrix is not None:
-            left, right = self.empty_halves(shape, dtype)
-            self.halves_of_calls = [(left, right)]
+            self.halves_of_calls = [self.empty_halves(shape, dtype)]
         if self.vectors:
+            parameter = self.module._parameters[next(iter(self.names))]
             wide = torch.promote_types(parameter.dtype, torch.float32)
             size = sum(self.vector_sizes().values())
-            vector = make_slot((shape[0], size), wide, parameter.device)
-        self.slots = Slots(sketch, left, right, vector)
+            self.vector_slot = make_slot((shape[0], size), wide, parameter.device)
+
+    @property
+    def slots(self) -> list[Tensor]:
+        """Those that are open."""
+        every = (self.sketch_slot, self.vector_slot, *chain(*self.halves_of_calls))
+        return [slot for slot in every if slot is not None]
 
     def open_halves(self, value: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
         """The slots of this call: one pair for each time that the layer runs in a forward."""
@@ -283,7 +275,7 @@ class Rule:
 def summed_products(first_BTq: Tensor, second_BTp: Tensor) -> Tensor:
     """Sum over tokens of first second' for each sample, in float32 or better: (B, q p)."""
     first_BqT = first_BTq.mT
-    if first_BTq.is_cuda and first_BTq.dtype in (torch.bfloat16, torch.float16):
+    if first_BTq.is_cuda and first_BTq.dtype in HALF:
         product_Bqp = torch.bmm(first_BqT, second_BTp, out_dtype=torch.float32)
     else:
         product_Bqp = torch.bmm(widened(first_BqT), widened(second_BTp))
@@ -316,8 +308,8 @@ class MatrixRule(Rule):
 
     def formula(self, value: Tensor) -> Tensor:
         weight = self.parameter("weight")
-        bias = self.parameter("bias") if "bias" in self.module._parameters else None
-        return F.linear(value, weight.T if self.inputs_on_rows else weight, bias)
+        weight = weight.T if self.inputs_on_rows else weight
+        return F.linear(value, weight, self.parameter("bias"))
 
     def seen(self, value: Tensor, output: Tensor) -> Tensor:
         return value.detach().to(output.dtype)  # autocast multiplied it in this precision
@@ -449,17 +441,12 @@ class NormRule(Rule):
         return xhat if weight is None else (weight + self.offset) * xhat
 
     def formula(self, value: Tensor) -> Tensor:
-        has_bias = "bias" in self.module._parameters
-        bias = self.parameter("bias") if has_bias else None
-        return self.normalised(value, self.parameter("weight"), bias)
+        return self.normalised(value, self.parameter("weight"), self.parameter("bias"))
 
     def vector(self, seen: Tensor, grad: Tensor) -> Tensor:
-        grad = widened(grad)
-        parts = []
+        parts = {"bias": widened(grad)}
         if "weight" in self.vectors:
             xhat = self.normalised(seen if self.kind == "rms in float32" else widened(seen))
-            # Over all axes but the sample's and the norm's own: tokens, heads of per-head norms.
-            parts.append(over_tokens(self.by_sample(grad * xhat)))
-        if "bias" in self.vectors:
-            parts.append(over_tokens(self.by_sample(grad)))
-        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+            parts["weight"] = parts["bias"] * xhat
+        # Over all axes but the sample's and the norm's own: tokens, heads of per-head norms.
+        return torch.cat([over_tokens(self.by_sample(parts[own])) for own in self.vectors], dim=1)

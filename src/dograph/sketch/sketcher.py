@@ -85,7 +85,8 @@ class Sketcher:
         self.reduces = mode != "twopass" and not (mode == "head" and self.sharded)
         self._cuts = mode in CUTTING and self.reduces
         self._exclude, self._given, self._group_of = exclude, rules, group_of
-        self._builder: SketchBuilder | None = None
+        self._builder: SketchBuilder
+        self._builder_for: tuple[Any, ...] = ()  # dtype, device and number of rules
         self._slots_for: tuple[Any, ...] = ()  # sizes, dtype and device of the open slots
         self.rules: list[Rule] = []
         self.head, output = head, output_layer(self.model, head) if mode == "head" else None
@@ -193,7 +194,7 @@ class Sketcher:
 
     def _require_no_other_backward(self) -> None:
         """Refuse loss.backward(): taps detach the parameters, and it would fill the slots alone."""
-        slots = [slot for rule in self.rules for slot in rule.slots if slot is not None]
+        slots = [slot for rule in self.rules for slot in rule.slots]
         if any(slot.grad is not None for slot in slots):
             for slot in slots:
                 slot.grad = None
@@ -214,8 +215,6 @@ class Sketcher:
         self.rules = [rule for rule in self.rules if rule not in left_out]
         for rule in [*self.rules, *left_out]:
             rule.calls, rule.taps = 0, rule not in left_out
-        if left_out:
-            self._builder = None
         dtype, self._slots_for = self._slots_for[2], ()
         self._open(first.token_BT, dtype).draw(self.step)
 
@@ -226,8 +225,8 @@ class Sketcher:
         if dtype is None and torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
         dtype = dtype or next(iter(self.parameters.values())).dtype
-        if self._builder is None or self._builder.made_for != (dtype, device):
-            groups = self._group_of
+        if self._builder_for != (made_for := (dtype, device, len(self.rules))):
+            self._builder_for, groups = made_for, self._group_of
             self._builder = SketchBuilder(self.rules, self.projection, groups, dtype, device)
         if self._slots_for != (fits := (*shape, dtype, device)):
             self._slots_for = fits
@@ -284,13 +283,12 @@ class Sketcher:
         self._sketched = True
         if self.mode == "reference":
             per_sample = gradients.one_backward_per_sample(loss_B, self.parameters)
-            return self._explicit(loss_B, per_sample, None)
+            return self._explicit(loss_B, per_sample)
         outputs = [] if self._seen is None else self._seen.outputs_of(loss_B)
         self._note_layers()
         self._running = False
-        assert self._builder is not None
         slots = list(self._builder.slots.values())
-        with_vector = [rule for rule in self.rules if rule.calls and rule.slots.vector is not None]
+        with_vector = [rule for rule in self.rules if rule.calls and rule.vector_slot is not None]
         halves_of = [(r, pair) for r in self.rules for pair in r.halves_of_calls[: r.calls]]
         for rule in self.rules:  # checkpointed layers run again in the same way: tapped or not
             rule.taps, rule.calls = rule.calls > 0, 0
@@ -301,7 +299,7 @@ class Sketcher:
         strays = {n: self.parameters[n] for n in others} if self.reduces else {}
         wanted: list[Any] = [
             *slots,
-            *(rule.slots.vector for rule in with_vector),
+            *(rule.vector_slot for rule in with_vector),
             *(slot for _, pair in halves_of for slot in pair),
             *cut,
             *outputs,
@@ -326,14 +324,12 @@ class Sketcher:
         # Without the layers whose output does not reach the loss.
         vectors = [entry for entry in vectors if entry[-1] is not None]
         halves = [entry for entry in halves if entry[-1] is not None]
-        hidden_BTD = self._cut_hidden
-        cut_BTD = (hidden_BTD, grad_BTD) if hidden_BTD is not None else None
-        rest = partial(self._backward_rest, loss_B, cut_BTD) if cut_BTD or self.outside else None
         if self.mode == "exact":
-            return self._explicit(loss_B, gradients.materialised(halves, vectors), rest)
+            return self._explicit(loss_B, gradients.materialised(halves, vectors))
         pending = None
         if self.reduces:
-            pending = partial(gradients.deferred_backward, halves, vectors, rest)
+            fill = partial(gradients.deferred_backward, halves, vectors)
+            pending = partial(self._backward, fill, loss_B, self._cut_hidden, grad_BTD)
         self._cut_hidden = self._cut_leaf = None
         return self._builder.result(loss_B, self._builder.groups(sketches, vectors), pending)
 
@@ -377,17 +373,23 @@ class Sketcher:
                 100 * sum(self.outside.values()),
             )
 
-    def _backward_rest(
-        self, loss_B: Tensor, cut: tuple[Tensor, Tensor | None] | None, weight_B: Tensor
+    def _backward(
+        self,
+        fill: Callable[[Tensor], None],
+        loss_B: Tensor,
+        hidden_BTD: Tensor | None,
+        grad_BTD: Tensor | None,
+        weight_B: Tensor,
     ) -> None:
-        """The ordinary weighted backward: of the layers below the cut, and parameters outside.
+        """`fill` from taps; then an ordinary backward below the cut and of parameters outside.
 
         At the cut we have the residual stream and its gradient, which is scaled by the weights.
         Both start at once, because they may meet in the layers below.
         """
+        fill(weight_B)
         roots, grads = [], []
-        if cut is not None and cut[0].requires_grad and cut[1] is not None:  # trained below it
-            hidden_BTD, grad_BTD = cut[0], cut[1]
+        # Only if a layer below the cut is trained.
+        if hidden_BTD is not None and hidden_BTD.requires_grad and grad_BTD is not None:
             by_sample = grad_BTD.reshape(len(weight_B), -1, grad_BTD.shape[-1])
             roots.append(hidden_BTD)
             grads.append(gradients.scaled(by_sample, weight_B).view_as(hidden_BTD))
@@ -408,16 +410,13 @@ class Sketcher:
                 "first record sees this use, or use mode twopass"
             )
 
-    def _explicit(
-        self, loss_B: Tensor, per_sample: Gradients, rest: Callable[[Tensor], None] | None
-    ) -> MicroBatchResult:
-        assert self._builder is not None
-        pending = partial(gradients.explicit_backward, per_sample, self.parameters, rest)
+    def _explicit(self, loss_B: Tensor, per_sample: Gradients) -> MicroBatchResult:
+        fill = partial(gradients.explicit_backward, per_sample, self.parameters)
+        pending = partial(self._backward, fill, loss_B, None, None)
         return self._builder.result(loss_B, self.sketch_gradients(per_sample), pending)
 
     def sketch_gradients(self, per_sample: Gradients) -> dict[str, Tensor]:
         """The parts of the sketch of full gradients (B, *shape), by group."""
-        assert self._builder is not None
         return self._builder.groups_of_gradients(per_sample, self.step)
 
     def signals(self, loss_B: Tensor, source_B: Tensor | None = None) -> Signals:

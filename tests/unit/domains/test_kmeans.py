@@ -5,7 +5,7 @@ from sklearn.cluster import KMeans as SklearnKMeans
 from sklearn.metrics import adjusted_rand_score
 
 from dograph.domains import kmeans
-from dograph.domains.kmeans import KMeans, _fill_empty, _Space
+from dograph.domains.kmeans import KMeans, Space, _fill_empty
 from dograph.errors import ConfigError
 
 
@@ -189,7 +189,7 @@ def test_rows_that_are_not_finite_make_no_domain_large():
 def test_empty_domains_take_different_farthest_samples():
     point_BK = torch.tensor([[0.0], [1.0], [2.0], [9.0], [5.0]], dtype=torch.float64)
     one_B = torch.ones(5, dtype=torch.float64)
-    space = _Space(point_BK @ point_BK.T, one_B, 0 * one_B, False)
+    space = Space(point_BK @ point_BK.T, one_B, 0 * one_B, False)
     label_1B = torch.ones(1, 5, dtype=torch.int64)  # domains 0 and 2 are empty
     square_B = point_BK.square().squeeze(1)
     distance_B = torch.tensor([3.0, 1.0, 0.0, 7.0, 0.0], dtype=torch.float64)

@@ -213,7 +213,7 @@ def test_kernels_are_for_gpus_and_for_batches_that_fit(monkeypatch):
 @pytest.mark.parametrize("name", RESTARTS)
 def test_restarts_on_a_gpu(name):
     space, race_MRLB, iterations = RESTARTS[name]()
-    moved = twin._Space(
+    moved = twin.Space(
         space.gram_BB.cuda(), space.weight_B.cuda(), space.rounding_B.cuda(), space.spherical
     )
     label_RB, inertia_R = twin._restarted(moved, race_MRLB.cuda(), iterations)

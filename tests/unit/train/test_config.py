@@ -49,7 +49,7 @@ def test_file_over_preset_and_override_over_file(tmp_path):
     [
         ("train.step=5", 'train.step is not a setting; did you mean "train.steps"'),
         ("steps=5", r'steps is not a setting; did you mean "train\.steps"\?'),
-        ("every=5", r'did you mean "eval\.every", "checkpoint\.every" or "log\.every"\?'),
+        ("every=5", r'did you mean "eval\.every" or "checkpoint\.every" or "log\.every"\?'),
         ("train.lr=1", r'train\.lr is not a setting; did you mean "optim\.lr"\?'),
         ("trian.steps=5", 'trian is not a setting; did you mean "train"'),
         ("train.steps=0", "train.steps=0: give a whole number of at least 1"),

@@ -192,5 +192,5 @@ def test_halves_are_kept_in_the_precision_of_the_forward(corpus, dtype):
     steps = open_steps(corpus, *PAPER, f"train.dtype={dtype}")
     steps.take()
     rules = [rule for rule in steps.step.sketcher.rules if isinstance(rule, MatrixRule)]
-    slots = {slot.dtype for rule in rules for slot in (rule.slots.left, rule.slots.right)}
+    slots = {slot.dtype for rule in rules for slot in rule.halves_of_calls[0]}
     assert slots == {getattr(torch, dtype)}
