@@ -43,7 +43,6 @@ class RegMixTable(TableOptions):
 class MixingLawTable(TableOptions):
     owner: ClassVar[str] = "mixing-law with a table"
     delta: float = Field(DELTA, gt=0)  # nats: where Huber's loss of the fit turns linear
-    latent: int = Field(1, ge=1)  # validation sets behind each target: above 1, the implicit form
     # With losses at several of them: those of the run to plan for.
     tokens: float | None = Field(None, gt=0)
     parameters: float | None = Field(None, gt=0)  # without embeddings
@@ -105,8 +104,7 @@ def plan_from_table(
         all_tokens = corpus.tokens_by_source()
         tokens = {source: all_tokens[source] for source in table.sources}
     caps = _caps(options, run, tokens)
-    fitted_with = {"surrogate", "top", "delta", "latent", "kl"}
-    how = options.model_dump(include=fitted_with, exclude_none=True)
+    how = options.model_dump(include={"surrogate", "top", "delta", "kl"}, exclude_none=True)
     used: dict[str, Any] = {"tables": [str(file) for file in files], "target": options.target}
     used |= {"caps": caps} | how | at
     if getattr(options, "reuse", None) is not None:

@@ -70,7 +70,6 @@ def propose_from_table(
     draws: int = DRAWS,
     top: int = TOP,
     delta: float = DELTA,
-    latent: int = 1,
     kl: float = 0.0,
     reuse: MixtureReuse | None = None,
 ) -> Proposal:
@@ -78,8 +77,7 @@ def propose_from_table(
 
     `regmix`: the surrogate that best ranks left-out runs (or the one named), then the mean of the
     simulated mixtures with the lowest predicted loss. `mixing-law`: an exponential law for each
-    target (Huber's loss with `delta`), and the exact optimum of their sum, which is convex; with
-    `latent` above 1, the sum of so many exponentials for each target (the implicit form).
+    target (Huber's loss with `delta`), and the exact optimum of their sum, which is convex.
     `olmix`: the same, with kl * KL(mixture || prior) added and, if given, `reuse`.
 
     All stay within `caps` (highest weight by source) and `max_usage` times the prior, and leave out
@@ -87,7 +85,7 @@ def propose_from_table(
     Findings give errors in sample and on left-out runs separately, and `support`: how well the runs
     support the proposal.
     """
-    surrogates = _candidates(method, surrogate, delta=delta, latent=latent)
+    surrogates = _candidates(method, surrogate, delta)
     if not 1 <= top <= draws:
         raise ConfigError(f"top={top}: of {draws:,} simulated mixtures 1 to all may be averaged")
     rows = _Rows(table, target, prior, caps, max_usage, reuse)
@@ -118,7 +116,7 @@ def propose_from_table(
     return Proposal(Mixture.normalised(weights), findings, objective)
 
 
-def _candidates(method: str, surrogate: str | None, **how: float) -> dict[str, Surrogate]:
+def _candidates(method: str, surrogate: str | None, delta: float) -> dict[str, Surrogate]:
     """The surrogates to choose from."""
     methods = get_args(Method)
     if method not in methods:
@@ -130,7 +128,7 @@ def _candidates(method: str, surrogate: str | None, **how: float) -> dict[str, S
     if surrogate not in (None, "exponential"):
         what = f"{method} has an exponential law"
         raise ConfigError(f'{what}; to plan with "{surrogate}", use regmix')
-    return {"exponential": partial(SURROGATES["exponential"], **how)}
+    return {"exponential": partial(SURROGATES["exponential"], delta=delta)}
 
 
 def known_name(
@@ -294,25 +292,19 @@ def _findings(
 
 def _optimum(rows: _Rows, objective: PlanObjective, kl: float) -> tuple[np.ndarray, dict[str, Any]]:
     """The exact optimum of the laws' sum within the caps, and the laws' identifiable parameters."""
-    names, laws, shares = list[str](), list[ExponentialLaw](), list[float]()
-    for (target, share), fitted in zip(rows.shares.items(), objective.fitted_V, strict=True):
-        own = getattr(fitted, "laws", [fitted])  # one for each latent set
-        latent = [f"{target}, latent set {n + 1}" for n in range(len(own))]
-        names += latent if len(own) > 1 else [target]
-        laws += own
-        shares += [share / len(own)] * len(own)
-    optimum = find_optimum(laws, np.array(shares), rows.cap_S, kl=kl, prior_S=rows.kl_prior_S)
+    laws = [law for law in objective.fitted_V if isinstance(law, ExponentialLaw)]
+    optimum = find_optimum(laws, rows.share_V, rows.cap_S, kl=kl, prior_S=rows.kl_prior_S)
     if not optimum.unique:
         rows.notes.append(
             "several mixtures have the lowest predicted loss; the proposal is one in their middle"
         )
     targets_of: dict[str, list[str]] = {}  # a note that several laws share appears once
     parameters: dict[str, Any] = {}
-    for name, law in zip(names, laws, strict=True):
+    for target, law in zip(rows.shares, laws, strict=True):
         for note in law.notes:
-            targets_of.setdefault(note, []).append(name)
-        at = rows.by_source(law.at_sources)
-        parameters[name] = {"c": law.c, "log_k_plus_t": at, "converged": law.converged}
+            targets_of.setdefault(note, []).append(target)
+        own = rows.by_source(law.at_sources)
+        parameters[target] = {"c": law.c, "log_k_plus_t": own, "converged": law.converged}
     rows.notes.extend(f"law of {listed(own)}: {note}" for note, own in targets_of.items())
     findings = {"gap": optimum.gap, "unique": optimum.unique, "laws": parameters}
     return np.minimum(optimum.weight_S, rows.cap_S), findings

@@ -1,7 +1,7 @@
 """The mixing law of Ye et al. (Data Mixing Laws), and its fit by Huber's loss.
 
 Shapes: N runs, S sources, R residuals (runs, then penalties), B starts, P parameters, K directions
-in which the mixtures vary, L latent validation sets.
+in which the mixtures vary.
 """
 
 from dataclasses import dataclass
@@ -156,40 +156,23 @@ class ExponentialLaw:
             return np.asarray(self.c + np.exp(self.log_k + weight_NS @ self.t_S))
 
 
-@dataclass(frozen=True)
-class ImplicitLaw:
-    """The mean of the laws of latent validation sets: L(r) = c + sum_l exp(a_l + t_l . r).
-
-    The implicit form (Data Mixing Laws): sets and their shares are unknown, only L is measured.
-    """
-
-    laws: tuple[ExponentialLaw, ...]  # of equal c
-
-    def predict(self, weight_NS: np.ndarray) -> np.ndarray:
-        return np.asarray(np.mean([law.predict(weight_NS) for law in self.laws], axis=0))
-
-
 class ExponentialFit:
-    """One table's residuals as a function of c, and of (log q, theta_K) of each of `latent` sets.
+    """One table's residuals as a function of (c, log q, theta_K).
 
     Mixtures are taken in the coordinates in which they vary: t . (r - mean) = column . theta, so
-    that L = c + sum of q exp(column . theta), q being its part of L - c at the mean mixture.
+    that L = c + q exp(column . theta), q being L - c at the mean mixture.
     """
 
-    def __init__(
-        self, weight_NS: np.ndarray, loss_N: np.ndarray, delta: float = DELTA, latent: int = 1
-    ) -> None:
+    def __init__(self, weight_NS: np.ndarray, loss_N: np.ndarray, delta: float = DELTA) -> None:
         self.loss_N, self.mean_S, self.delta = loss_N, weight_NS.mean(axis=0), delta
-        self.latent = latent
         left_NK, spread_K, right_KS = np.linalg.svd(weight_NS - self.mean_S, full_matrices=False)
         varies_K = spread_K > SAME_DIRECTION * max(spread_K[0], SAME_DIRECTION)
         self.rank, root = int(varies_K.sum()), np.sqrt(len(loss_N))
         # columns of mean 0 and mean square 1, orthogonal; t, like every direction, sums to 0
         self.column_NK = left_NK[:, varies_K] * root
         self.to_t_SK = right_KS[varies_K].T * (root / spread_K[varies_K])
-        free = latent * (self.rank + 1)
-        self.low_P = np.append(LEAST_C * float(loss_N.min()), np.full(free, -np.inf))
-        few = latent > 1 or len(loss_N) < self.rank + 3
+        self.low_P = np.append(LEAST_C * float(loss_N.min()), np.full(self.rank + 1, -np.inf))
+        few = len(loss_N) < self.rank + 3
         self.ridge_K = few * RIDGE * np.square(self.to_t_SK).sum(axis=0)
 
     def starts(self, draws: np.random.Generator) -> np.ndarray:
@@ -214,50 +197,30 @@ class ExponentialFit:
         right_BK = (weight_BN * np.log(each_BN)) @ line_NK
         theta_BK = np.linalg.solve(gram_BKK, right_BK[:, :, None])[:, :, 0]
         c_B = np.maximum(np.repeat(c_C, len(weight_RN)), self.low_P[0])
-        length_B = (self.latent > 1) * np.linalg.norm(theta_BK[:, 1:], axis=1)
-        theta_BK[:, 0] -= np.log(self.latent)
-        apart_BLK = draws.normal(size=(len(c_B), self.latent, theta_BK.shape[1]))
-        set_BLK = theta_BK[:, None] + length_B[:, None, None] * apart_BLK
-        return np.column_stack([c_B, set_BLK.reshape(len(c_B), -1)])
-
-    def sets(self, point_BP: np.ndarray) -> np.ndarray:
-        """(log q, theta_K) of each latent set, (..., L, 1 + K)."""
-        return point_BP[..., 1:].reshape(*point_BP.shape[:-1], self.latent, -1)
+        return np.column_stack([c_B, theta_BK])
 
     def _grown(self, point_BP: np.ndarray) -> np.ndarray:
-        """The latent sets' parts of L - c of the runs, (..., L, N)."""
-        set_BLP = self.sets(point_BP)
-        log_BLN = set_BLP[..., :1] + set_BLP[..., 1:] @ self.column_NK.T
-        return np.asarray(np.exp(np.minimum(log_BLN, LARGEST_EXPONENT)))
+        """L - c of the runs, (..., N)."""
+        log_BN = point_BP[..., 1:2] + point_BP[..., 2:] @ self.column_NK.T
+        return np.asarray(np.exp(np.minimum(log_BN, LARGEST_EXPONENT)))
 
     def residual(self, point_BP: np.ndarray) -> np.ndarray:
         """Of one point (P,), or of several at once (B, P)."""
-        error_BN = point_BP[..., :1] + self._grown(point_BP).sum(axis=-2) - self.loss_N
-        slope_BLK = np.sqrt(self.ridge_K) * self.sets(point_BP)[..., 1:]
-        return np.concatenate([error_BN, slope_BLK.reshape(*point_BP.shape[:-1], -1)], axis=-1)
+        error_BN = point_BP[..., :1] + self._grown(point_BP) - self.loss_N
+        return np.concatenate([error_BN, np.sqrt(self.ridge_K) * point_BP[..., 2:]], axis=-1)
 
     def jacobian(self, point_BP: np.ndarray) -> np.ndarray:
-        line_N1K = np.pad(self.column_NK, ((0, 0), (1, 0)), constant_values=1.0)
-        each_BNLK = np.moveaxis(self._grown(point_BP)[..., None] * line_N1K, -3, -2)
-        by_set = each_BNLK.reshape(*each_BNLK.shape[:-2], -1)
-        by_run_BNP = np.concatenate([np.ones_like(by_set[..., :1]), by_set], axis=-1)
-        by_slope = np.pad(np.diag(np.sqrt(self.ridge_K)), ((0, 0), (1, 0)))
-        by_ridge = np.pad(np.kron(np.eye(self.latent), by_slope), ((0, 0), (1, 0)))
-        by_ridge_BRP = np.broadcast_to(by_ridge, (*point_BP.shape[:-1], *by_ridge.shape))
-        return np.concatenate([by_run_BNP, by_ridge_BRP], axis=-2)
+        grown_BN1 = self._grown(point_BP)[..., None]
+        by_run = [np.ones_like(grown_BN1), grown_BN1, grown_BN1 * self.column_NK]
+        by_ridge_KP = np.pad(np.diag(np.sqrt(self.ridge_K)), ((0, 0), (2, 0)))
+        by_ridge_BKP = np.broadcast_to(by_ridge_KP, (*point_BP.shape[:-1], *by_ridge_KP.shape))
+        return np.concatenate([np.concatenate(by_run, axis=-1), by_ridge_BKP], axis=-2)
 
 
 def fit_exponential(
-    weight_NS: np.ndarray,
-    loss_N: np.ndarray,
-    *,
-    seed: int = 0,
-    delta: float = DELTA,
-    latent: int = 1,
-) -> ExponentialLaw | ImplicitLaw:
+    weight_NS: np.ndarray, loss_N: np.ndarray, *, seed: int = 0, delta: float = DELTA
+) -> ExponentialLaw:
     """The exponential law with the lowest Huber loss over the runs; the same for the same seed.
-
-    With several `latent` sets it is the implicit law, whose starts differ at random in their sets.
 
     The authors start torch's L-BFGS from 6000 points. Here every start takes c from a grid; for a
     given c the law is linear in log(L - c), so log k and t start at their weighted least squares,
@@ -276,21 +239,23 @@ def fit_exponential(
         half = float(loss_N.mean()) / 2
         note = "all losses are equal: no source matters, and c is a convention"
         return ExponentialLaw(half, float(np.log(half)), np.zeros(num_sources), notes=(note,))
-    fit = ExponentialFit(weight_NS, loss_N, delta, latent)
+    fit = ExponentialFit(weight_NS, loss_N, delta)
     draws = stream(seed, "exponential", num_runs, num_sources)
     point_P, converged = lowest_huber(fit, fit.starts(draws))
     notes, directions = [], f"{fit.rank} of {num_sources - 1} directions"
     if fit.rank < num_sources - 1:
         still = "along the others the law is flat by convention"
         notes.append(f"the mixtures vary in {directions}: {still}")
-    if num_runs <= (free := latent * (fit.rank + 1) + 1):
+    if num_runs <= (free := fit.rank + 2):
         what = "the smallest slopes that fit are preferred"
         notes.append(f"{num_runs} runs for {free} free parameters: {what}")
     if point_P[0] <= fit.low_P[0]:
         notes.append("c is at its lower bound of 0: the runs show no level that losses tend to")
-    laws = []
-    for log_q, *theta_K in fit.sets(point_P):
-        t_S = fit.to_t_SK @ theta_K
-        log_k = float(log_q - fit.mean_S @ t_S + np.log(latent))
-        laws.append(ExponentialLaw(float(point_P[0]), log_k, t_S, converged, tuple(notes)))
-    return laws[0] if latent == 1 else ImplicitLaw(tuple(laws))
+    t_S = fit.to_t_SK @ point_P[2:]
+    return ExponentialLaw(
+        c=float(point_P[0]),
+        log_k=float(point_P[1] - fit.mean_S @ t_S),
+        t_S=t_S,
+        converged=converged,
+        notes=tuple(notes),
+    )
