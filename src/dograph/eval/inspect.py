@@ -4,21 +4,13 @@ Gradients of held-out rows are sketched. Sources are compared by the unbiased MM
 permutation tests; the sketches, normalised, centred and normalised again (as in scope stream), are
 clustered into domains.
 
-Towards trusted text (--toward): a small step along the mean gradient g_s of a source or stratum
-lowers the trusted loss in proportion to <g_s, g_t>, with g_t the mean gradient of the trusted text.
-It is stated over |g_t|^2: 1 is as good as a step on the trusted text itself, below 0 does harm. The
-gradient of a single row says next to nothing (signal to noise about 0.2), so single rows are listed
-by their words alone (`TextScorer`).
-
-Shapes: N rows, T tokens, K sketch, M domains, G sources, X tokens of trusted text, L trusted rows.
+Shapes: N rows, T tokens, K sketch, M domains, G sources.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
-from math import isfinite, sqrt
+from math import isfinite
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,9 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dograph.data.corpus import Block, Corpus, Split, blocks_by_source, even_blocks
-from dograph.data.options import PrepareOptions
-from dograph.data.pipeline import trusted_texts
-from dograph.data.toward import TextScorer
 from dograph.domains.graph import DomainGraph, build_graph, write_graph
 from dograph.domains.kmeans import KMeans, domain_means
 from dograph.domains.partition import agreement, partition
@@ -43,7 +32,7 @@ from dograph.models.loss import PerSampleLoss
 from dograph.models.presets import PRESETS
 from dograph.rng import stream
 from dograph.sketch.sketcher import Sketcher
-from dograph.stats import Interval, holm, t_interval
+from dograph.stats import holm
 from dograph.train.distributed import pick_device
 from dograph.train.metrics import sketch_rows
 
@@ -67,7 +56,6 @@ class InspectRequest:
     seed: int = 0
     device: str = "auto"
     exclude: tuple[str, ...] = ()
-    toward: tuple[str, ...] = ()  # trusted text
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,25 +76,13 @@ class ShownRow:
     stratum: str
     document: int  # in which it starts
     text: str | None  # its beginning; None if the corpus has tokens alone
-    score: float | None  # towards trusted text, by its words
 
     @classmethod
-    def of(cls, corpus: Corpus, block: Block, domain: int, score: float | None) -> "ShownRow":
+    def of(cls, corpus: Corpus, block: Block, domain: int) -> "ShownRow":
         has_text = corpus.manifest.tokenizer.file is not None
         text = " ".join(block.text(corpus).split())[:PREVIEW] if has_text else None
         place: dict[str, Any] = block.place()
-        return cls(domain, place["source"], place["stratum"], place["document"], text, score)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupHelp:
-    """What a source or stratum would do for the trusted text."""
-
-    name: str
-    rows: int
-    help: float  # <g_s, g_t> / |g_t|^2
-    interval: Interval  # 95 %, |g_t|^2 taken as exact
-    text_score: float  # mean over its rows
+        return cls(domain, place["source"], place["stratum"], place["document"], text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +101,6 @@ class Inspection:
     graph: DomainGraph
     examples: list[ShownRow]  # nearest each domain's centroid
     notes: list[str]
-    toward: list[GroupHelp]  # sources and strata, most helpful for the trusted text first
-    scored: list[ShownRow]  # most and least like it
 
     def save(self, folder: Path) -> None:
         """Write inspection.json, and the graph in every format."""
@@ -144,14 +118,8 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
     named = [corpus.sources[block.source] for block in blocks]
     sources = [source for source in corpus.sources if source in named]
     source_N = torch.tensor([sources.index(source) for source in named])
-    trusted = TrustedText(request.toward, corpus, blocks) if request.toward else None
     token_NT = torch.from_numpy(np.stack([block.tokens() for block in blocks]))
     loss_N, sketch_NK = sketched(model, token_NT, request, report)
-    helped: list[GroupHelp] = []
-    if trusted is not None:
-        _, trusted_LK = sketched(model, trusted.rows(seq_len, request.rows), request, report)
-        helped, toward_notes = trusted.groups(sketch_NK, trusted_LK)
-        row_notes += toward_notes
     report("comparing sources", 0, 0)
     how = {"num_permutations": max(999, 10 * len(sources) ** 2), "seed": request.seed}
     found = pairwise_mmd(sketch_NK, source_N, len(sources), **how)
@@ -164,11 +132,7 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
     domains = partition(sketch_NK, label_N, request.domains)
     count_G, total_G = torch.bincount(source_N), torch.zeros(len(sources)).double()
     mean_G = total_G.index_add(0, source_N, loss_N.double()) / count_G
-
-    def shown(n: int) -> ShownRow:
-        score = None if trusted is None else float(trusted.score_N[n])
-        return ShownRow.of(corpus, blocks[n], int(label_N[n]), score)
-
+    nearest = _nearest(label_N, direction_NK, request.domains)
     return Inspection(
         model=request.model,
         corpus=str(corpus.directory),
@@ -180,10 +144,8 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
         nmi=float(nmi),
         purity=float(purity),
         graph=build_graph(domains, None, label_N, source_N, sources, step=0),
-        examples=[shown(n) for n in _nearest(label_N, direction_NK, request.domains)],
+        examples=[ShownRow.of(corpus, blocks[n], int(label_N[n])) for n in nearest],
         notes=[*notes, *row_notes],
-        toward=helped,
-        scored=[shown(n) for n in trusted.extremes()] if trusted else [],
     )
 
 
@@ -219,7 +181,7 @@ def choose_rows(
 ) -> tuple[Split, list[Block], list[str]]:
     """Rows of one split, two or more from each source that has them, and notes for the reader."""
     splits: tuple[Split, ...] = ("validation", "train")
-    for split in splits[1:] if request.toward else splits:  # train is what would be drawn
+    for split in splits:
         have = blocks_by_source(corpus, split, seq_len)
         usable = [source for source, count in have.items() if count >= 2]
         if len(usable) >= min(2, len(have)):
@@ -242,8 +204,10 @@ def choose_rows(
         )
     notes = []
     if split == "train":
-        why = "" if request.toward else ": the validation text is too short for rows of that length"
-        notes.append(f"rows are from training text, which the model may have seen{why}")
+        notes.append(
+            "rows are from training text, which the model may have seen: the validation text is "
+            f"too short for rows of {seq_len} tokens"
+        )
     few = [f"{name} is left out: {num} rows" for name, num in have.items() if num < 2]
     return split, blocks, notes + [f"{note} of {seq_len} tokens ({split} text)" for note in few]
 
@@ -279,65 +243,6 @@ def _nearest(label_N: Tensor, direction_NK: Tensor, num_domains: int) -> list[in
         own = [n for n, label in enumerate(label_N.tolist()) if label == domain]
         nearest += sorted(own, key=lambda n: (-near_N[n], n))[:EXAMPLES]
     return nearest
-
-
-class TrustedText:
-    """Trusted files, and the rows of a corpus scored by their words."""
-
-    def __init__(self, files: tuple[str, ...], corpus: Corpus, blocks: Sequence[Block]) -> None:
-        texts = list(trusted_texts(PrepareOptions(inputs=files, toward=files, out=Path())))
-        contents = [block.text(corpus).encode() for block in blocks]
-        self.blocks, self.score_N = blocks, TextScorer(texts, contents)(contents)
-        end = [token for token in [corpus.manifest.tokenizer.eot_id] if token is not None]
-        ids = corpus.tokenizer.encode_batch([t.decode() for t in texts], add_special_tokens=False)
-        self.token_X = torch.tensor([token for own in ids for token in (*own.ids, *end)])
-
-    def rows(self, seq_len: int, most: int) -> Tensor:
-        """At most `most` rows of trusted tokens, evenly spaced, (L, T)."""
-        number = len(self.token_X) // seq_len
-        if number < 2:
-            raise CorpusError(
-                f"--toward has {len(self.token_X)} tokens, and at least two rows of {seq_len} are "
-                "needed; give more text, or a smaller data.seq_len"
-            )
-        chosen = np.linspace(0, number - 1, min(most, number)).round().astype(int)
-        return self.token_X[: number * seq_len].view(number, seq_len)[chosen]
-
-    def extremes(self) -> list[int]:
-        """The rows with the highest and the lowest text scores."""
-        order = np.argsort(-self.score_N, kind="stable").tolist()
-        return [*order[:LISTED], *order[LISTED:][-LISTED:]]
-
-    def groups(self, sketch_NK: Tensor, trusted_LK: Tensor) -> tuple[list[GroupHelp], list[str]]:
-        """Sources, then strata, most helpful first, and notes for the reader."""
-        trusted_LK, total_K = trusted_LK.double(), trusted_LK.double().sum(dim=0)
-        # Over pairs of different rows, so that noise does not enlarge it.
-        num_pairs = len(trusted_LK) * (len(trusted_LK) - 1)
-        square = float(total_K @ total_K - trusted_LK.square().sum()) / num_pairs
-        if square <= 0:
-            few = f"the {len(trusted_LK)} trusted rows show no common gradient to compare with"
-            return [], [f"{few}; give more --rows, or more trusted text"]
-        product_NL = sketch_NK.double() @ trusted_LK.T / square
-        members: dict[str, list[int]] = {}
-        for n, block in enumerate(self.blocks):
-            for name in {block.stratum.entry.source, block.stratum.entry.stratum}:
-                members.setdefault(name, []).append(n)
-        helped, notes = [], []
-        for name, rows in sorted(members.items()):
-            if len(rows) == 1:
-                notes.append(f"{name} is left out: one row has no interval")
-                continue
-            # Both sets of rows are samples: the variances of their means add up.
-            parts = (product_NL[rows].mean(dim=1), product_NL[rows].mean(dim=0))
-            error = sqrt(sum(float(part.var()) / len(part) for part in parts))
-            value, score = float(parts[0].mean()), fmean(self.score_N[rows].tolist())
-            interval = t_interval(value, error, min(map(len, parts)) - 1)
-            helped.append(GroupHelp(name, len(rows), value, interval, score))
-        if min(group.rows for group in helped) < FEW_ROWS:
-            notes.append(f"groups of fewer than {FEW_ROWS} rows say little; give more --rows")
-        sources = {block.stratum.entry.source for block in self.blocks}
-        helped.sort(key=lambda group: (group.name not in sources, -group.help))
-        return helped, notes
 
 
 # Theorem 1: the distance of groups of samples in gradient space, with permutation tests.
