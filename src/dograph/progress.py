@@ -50,9 +50,10 @@ class Progress:
         after: float = 0.0,
         steady: bool = False,
         work: Callable[[int], float] = float,
+        line_seconds: float = LINE_SECONDS,
     ) -> None:
         self.count, self.total, self.silent, self.transient = count, total, silent, transient
-        self.due = -math.inf  # when the next line is
+        self.line_seconds, self.due = line_seconds, -math.inf  # when the next line is
         self.stage, self.first, self.steady, now = "", done, steady, time.monotonic()
         self.marks = deque([(now, done)], maxlen=RECENT)  # the first may have been slow
         self.updated, self.note, self.work = now, "", work
@@ -104,7 +105,7 @@ class Progress:
                 self.task, description=head, completed=done, total=self.total or None, note=text
             )
         elif begins or finished or now >= self.due:
-            self.due = now + LINE_SECONDS
+            self.due = now + self.line_seconds
             if count:
                 self.say("; ".join(filter(None, [head, note, left])))
             else:

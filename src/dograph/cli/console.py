@@ -141,7 +141,7 @@ def preparing() -> Iterator[Callable[["Preparing"], None]]:
             notes.append(f"{speed / 2**20:.2f} MiB/s, {tokens:,.0f} tokens/s")
         display.update(now.read_bytes, ", ".join(notes), stage=now.stage, total=now.total_bytes)
 
-    with Progress() as display:
+    with Progress(line_seconds=10.0) as display:
         yield report
 
 

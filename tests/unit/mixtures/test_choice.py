@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dograph import progress
 from dograph.errors import ConfigError, MissingExtraError
 from dograph.mixtures import surrogates as choosing
 from dograph.mixtures.surrogates import (
@@ -19,6 +18,7 @@ from dograph.mixtures.surrogates import (
     draw_folds,
     fit_linear,
 )
+from dograph.progress import Progress
 from planned_tables import PILE, PILE_TARGETS, exponential_table
 
 ONE = np.ones(1)  # the share of a single target
@@ -189,8 +189,7 @@ def test_the_exponential_law_refuses_losses_below_zero():
 
 def test_progress_counts_every_fit(monkeypatch, capsys):
     """As shown of work that takes long: here all work does, and no line is left out."""
-    monkeypatch.setattr(choosing, "counted", progress.Progress)
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0)
+    monkeypatch.setattr(choosing, "counted", lambda *given: Progress(*given, line_seconds=0))
     weight_NS, loss_NV = runs()
     choose_surrogate(weight_NS, loss_NV, ONE, surrogates=some("ridge", "linear"))
     shown = [line.split("; ")[:2] for line in capsys.readouterr().err.splitlines()]
