@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 from dograph.bench import arms
 from dograph.bench.arms import Arm, BenchOptions
 from dograph.eval.recorded import number_table
+from dograph.sketch.gradients import multiplied
 from dograph.stats import median_estimate, median_record
 from dograph.train.distributed import describe_environment, keep_freed_memory
 from dograph.train.forecast import Work, count_flops, extra_work
@@ -76,7 +77,7 @@ def measure_machine(device: torch.device, dtype: str, peak_tflops: float | None)
     # Zeros would draw less power than a model's numbers do, and run faster.
     draw = torch.Generator(device).manual_seed(0)
     a, b = (torch.randn(side, side, generator=draw, device=device).to(kind) for _ in range(2))
-    matmul = 2.0 * side**3 * per_second(lambda: a @ b)
+    matmul = 2.0 * side**3 * per_second(lambda: multiplied(a, b))  # as sketches are
     name = torch.cuda.get_device_name(device) if on_gpu else _processor()
     known = max((part for part in PEAKS if part in name), key=len, default=None)
     peak, origin = matmul, f"measured: a product of {side}^3 in {dtype}"
