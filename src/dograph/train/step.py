@@ -198,9 +198,9 @@ class TrainStep:
             results.append(result.without_gradient())
         if self.sketcher is not None:
             self.sketcher.average_gradients()
-        weight_B = rows.gather(torch.cat(weights))
         signals = self.signals(results, batch, rows, step)
         if self.strategy == "lagged":
+            weight_B = rows.gather(torch.cat(weights))
             self.mixer.observe(signals, weight_B)
             self.watch.lap("weigh")
         return weight_B, rows.gather(torch.cat([r.loss_B for r in results])), signals
