@@ -197,6 +197,8 @@ def noise_table(path: Path, skipped: Skipped) -> Table:
             f"{path} has no step with sketches, from which the noise scale is measured, every "
             "log.every steps; train with mixer.name=dograph, or with train.on_spike=warn"
         )
+    named = read_last(run.metrics_file, metrics_row, skipped, lambda line: b'"noise/*/' in line)
+    row = {**(named or {}), **row}  # sources are recorded with validations
     about = f"in samples, of {measured_parameters(config.sketch)}, after step {row['step']}"
     title = f"noise scale {about}; batch: {config.batches}"
     table = number_table(title, "", "scale", "from", "to (95 %)", left=("",))

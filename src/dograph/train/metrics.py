@@ -128,6 +128,8 @@ def logged(row: dict[str, Any], config: RunConfig, *, whole: bool) -> dict[str, 
         row = {name: row[name] for name in ((*SHORT, RARE) if row.get(RARE) else SHORT)}
     elif isinstance(config.train.batch_size, list):
         row = row | {"train/batch_size": config.batches.size(row["step"] - 1)}
+    if not (is_due(row["step"], config.eval.every) or is_end(config, row["step"])):
+        row = {name: row[name] for name in row if not name.startswith("noise/*/")}  # slow to change
     return rounded(row)
 
 
