@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## junk drawn less, bad documents named, hidden domains found; a page of it all
 	$(BIN)/dograph data prepare junk --toward junk@trusted --strata 8 --out data/junk
 	rm -rf $(RUNS)/demo-natural $(RUNS)/demo-trusted $(RUNS)/demo-planted
-	$(BIN)/dograph train demo data.corpus=data/junk mixer.name=natural sketch.mode=head train.on_spike=warn run=$(RUNS)/demo-natural
+	$(BIN)/dograph train demo data.corpus=data/junk mixer.name=natural train.on_spike=warn run=$(RUNS)/demo-natural
 	$(BIN)/dograph train demo data.corpus=data/junk mixer.name=dsir run=$(RUNS)/demo-trusted
 	$(BIN)/dograph train planted run=$(RUNS)/demo-planted
 	@echo "1. A third of the text is junk that nobody labelled. Scored towards trusted text, it is drawn less:"
