@@ -139,10 +139,9 @@ def keep_freed_memory() -> None:
     and for the next step the system clears every page again: a quarter of the CPU time of a small
     model's step (docs/log.md).
     """
-    threshold_of_trimming, threshold_of_mapping, most = -1, -3, (1 << 31) - 1
     with suppress(AttributeError):  # another C library
-        for option in (threshold_of_trimming, threshold_of_mapping):
-            ctypes.CDLL(None).mallopt(option, most)
+        for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+            ctypes.CDLL(None).mallopt(option, (1 << 31) - 1)
 
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:

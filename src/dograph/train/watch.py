@@ -129,10 +129,13 @@ def robust_z(now_X: Tensor, past_XW: Tensor) -> Tensor:
 
 
 def watched_row(row: dict[str, Any]) -> dict[str, Any]:
-    """A line of watch.jsonl, checked."""
-    numbers = [sample[name] for sample in row["samples"] for name in ("sample", *COLUMNS)]
-    sum(numbers, checked_step(row)), row["skipped"], dict(row["spike"])  # raises if damaged
-    return row
+    """A line of watch.jsonl; a value that is missing or no number raises an error."""
+    samples = [
+        {"sample": int(own["sample"])} | {name: float(own[name]) for name in COLUMNS}
+        for own in row["samples"]
+    ]
+    facts = {"step": checked_step(row), "spike": dict(row["spike"])}
+    return facts | {"skipped": bool(row["skipped"]), "samples": samples}
 
 
 def spike_lines(row: Mapping[str, Any], corpus: Corpus, ids: SampleIds, seq_len: int) -> list[str]:
