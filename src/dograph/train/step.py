@@ -42,7 +42,7 @@ from dograph.sketch.projection import Projection
 from dograph.sketch.sketcher import Sketcher
 from dograph.train.distributed import World
 from dograph.train.watch import SampleWatch, WatchedStep
-from dograph.types import Batch, Signals
+from dograph.types import Batch, BatchSizes, Signals
 
 Lap = tuple[str, Any, Any]  # name; start and end: seconds, or CUDA events on a GPU
 Weighted = tuple[Tensor, Tensor, Signals]  # weight_B, loss_B, the mixer's signals
@@ -89,7 +89,7 @@ class TrainStep:
         self.config, self.world, self.model = config, world, model
         self.optimizer, self.mixer, self.half = optimizer, mixer, config.train.half
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.batches = config.batches
+        self.plans, self.batches = config.batch_plans(), config.batches
         self.strategy: Strategy  # of the present step
         self.watch = Stopwatch(world.device)
         self.halted = torch.zeros((), device=world.device)
@@ -121,7 +121,7 @@ class TrainStep:
         if self.samples_watch is not None:
             watched = self.samples_watch.observe(signals, loss_B, norm)
             skip = torch.maximum(skip, watched.skip)
-        lr, (beta1, beta2) = rate_of(step, self.config), self.config.optim.betas
+        lr, (beta1, beta2) = rate_of(step, self.config, self.plans), self.config.optim.betas
         beta2 **= self.batches.size(step) / self.batches.reference  # per token as ever
         for group in self.optimizer.param_groups:
             group.update(lr=lr, betas=(beta1, beta2))
@@ -261,7 +261,7 @@ class TrainStep:
             source_B=source_B,
             stratum_B=None if stratum_B is None else stratum_B.to(device, non_blocking=True),
             projection=self.projection_epoch(step),
-            lr=rate_of(step, self.config),
+            lr=rate_of(step, self.config, self.plans),
             counted=tuple(self.batches.counted(made) for made in (step, step + 1)),
             vocab_size=self.vocab_size,
         )
@@ -351,13 +351,13 @@ def learning_rate(step: float, config: OptimConfig, total_steps: float) -> float
     return config.lr_end + (config.lr - config.lr_end) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def rate_of(step: int, config: RunConfig) -> float:
+def rate_of(step: int, config: RunConfig, plans: Sequence[tuple[int, BatchSizes]] = ()) -> float:
     """The learning rate of a run's step, over the length that the run had at the time.
 
     Warm-up and decay count steps of the reference size, that is, tokens. A batch of B samples is
     less noisy than one of the reference size: its rate is sqrt(B / reference) times as high.
     """
-    batches = config.batches_at(step)
+    batches = next(own for until, own in plans or config.batch_plans() if step < until)
     total = batches.counted(batches.steps - 1) + 1
     rate = learning_rate(batches.counted(step), config.optim, total)
     return rate * math.sqrt(batches.size(step) / batches.reference)
