@@ -8,7 +8,7 @@ from processes import rows
 
 from corpora import SIZES
 from dograph.config import resolve_config
-from dograph.mixers.source_weights import LearnedWeights
+from dograph.mixers.source_weights import learned_weights
 from dograph.train.trainer import resume_run, start_run
 from online_runs import make_inputs, options_of
 from tiny_steps import ALONE
@@ -94,12 +94,12 @@ def test_what_a_plan_reads_of_a_proxy(inputs, tmp_path):
         key: value.tolist() if isinstance(value, torch.Tensor) else value
         for key, value in trainer.state.mixer.state_dict().items()
     }
-    outcome = LearnedWeights.of(json.loads(json.dumps(state)), ["alpha", "gamma"])
-    assert [point["steps"] for point in outcome.trajectory] == list(range(1, 13))
-    assert set(outcome.average) == {"alpha", "gamma"}
-    assert sum(outcome.average.values()) == pytest.approx(1)
+    outcome = learned_weights(json.loads(json.dumps(state)), ["alpha", "gamma"])
+    assert [point["steps"] for point in outcome["trajectory"]] == list(range(1, 13))
+    assert set(outcome["weights"]) == {"alpha", "gamma"}
+    assert sum(outcome["weights"].values()) == pytest.approx(1)
     metrics = [row for row in rows(tmp_path / "run") if "weights/alpha/now" in row]
-    for row, point in zip(metrics, outcome.trajectory, strict=True):
+    for row, point in zip(metrics, outcome["trajectory"], strict=True):
         assert row["weights/alpha/now"] == pytest.approx(point["weights"]["alpha"], rel=1e-6)
         assert row["weights/beta/now"] == 0
 

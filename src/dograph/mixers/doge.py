@@ -15,9 +15,10 @@ from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, Proxy, require_sources
 from dograph.mixers.source_weights import (
     GradientMixer,
-    LearnedWeights,
     Names,
     SourceOptions,
+    advice_on,
+    learned_weights,
     unbiased_gram,
 )
 from dograph.types import Mixture, Signals
@@ -159,6 +160,6 @@ class DoGE(Planner):
         given = self.options.model_dump(include=shared, exclude_none=True)
         label, mixer = f"proxy, mu {self.options.mu:g}", {"name": "doge-proxy", **given}
         [result] = lab.train([Proxy(label, mixer, self.options.seed, SETTINGS)])
-        outcome = LearnedWeights.of(result.state, trained)
-        self.findings = outcome.findings() | {"advice": outcome.advice(REMEDY)}
-        return Mixture.normalised(outcome.average)
+        found = learned_weights(result.state, trained)
+        self.findings = found | {"advice": advice_on(found, REMEDY)}
+        return Mixture.normalised(found["weights"])

@@ -13,9 +13,10 @@ from dograph.domains.partition import all_finite
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, Proxy, require_sources
 from dograph.mixers.source_weights import (
-    LearnedWeights,
     SourceMixer,
     SourceOptions,
+    advice_on,
+    learned_weights,
     means_by_source,
 )
 from dograph.types import Mixture, Signals
@@ -160,15 +161,15 @@ class DoReMi(Planner):
         reference = {name: weights.get(name, 0) / total for name in lab.tokens}
         self.findings = findings = {"rounds": rounds, "converged": False}
         for number in range(1, self.options.rounds + 1):
-            outcome = self._round(lab, number, drawn)
-            average = outcome.average
+            found = self._round(lab, number, drawn)
+            average = found["weights"]
             change = max(abs(average[name] - reference[name]) for name in reference)
-            rounds.append({"reference": reference, "max_change": change, **outcome.findings()})
+            rounds.append({"reference": reference, "max_change": change, **found})
             reference = drawn = average
             if change < self.options.tolerance:
                 findings["converged"] = True
                 break
-        advice = outcome.advice(REMEDY)
+        advice = advice_on(found, REMEDY)
         if self.options.rounds > 1 and not findings["converged"]:
             advice.append(
                 f"after {len(rounds)} rounds a weight still changed by {change:.4f}, more than "
@@ -180,8 +181,8 @@ class DoReMi(Planner):
 
     def _round(
         self, lab: Lab, number: int, reference: Mapping[str, float] | None
-    ) -> LearnedWeights:
-        """One reference, then one proxy."""
+    ) -> dict[str, Any]:
+        """One reference, then one proxy: the findings on its weights."""
         seed = self.options.seed + 2 * (number - 1)
         mixer: dict[str, Any] = {"name": "natural"}
         if reference is not None:
@@ -191,4 +192,4 @@ class DoReMi(Planner):
         options |= self.options.model_dump(include=set(DoReMiUpdate.model_fields))
         label = f"round {number}: proxy, eta {self.options.eta:g}"
         [result] = lab.train([Proxy(label, options, seed + 1)])
-        return LearnedWeights.of(result.state)
+        return learned_weights(result.state)

@@ -5,7 +5,6 @@ Shapes: B samples, S sources.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -21,7 +20,7 @@ from dograph.types import Mixture, Signals
 
 MOST_POINTS = 50  # of a path; every second one is dropped when there are more
 RECENT = 0.1  # of the steps so far: `drift` is how far the average moved in them
-# L1 distances (`LearnedWeights`) above which the advice is to train longer. Weights that move at a
+# L1 distances (`learned_weights`) above which the advice is to train longer. Weights that move at a
 # constant speed hardly move their average: its drift is then a tenth of the other two distances.
 SETTLED = {"drift": 0.05, "last_from_average": 0.1, "second_half_from_first": 0.1}
 FEW_SOURCES = 1.5  # effective number of sources below which weights are called nearly one-hot
@@ -250,77 +249,63 @@ def unbiased_gram(count_S: Tensor, sum_SK: Tensor, square_S: Tensor) -> Tensor:
     return gram_SS + (own_S - gram_SS.diagonal()).diag()
 
 
-@dataclass(frozen=True, slots=True)
-class LearnedWeights:
-    """The weights of a proxy, from the state in which its mixer ended."""
+def learned_weights(
+    state: Mapping[str, Any], sources: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """JSON findings on a proxy, from the state in which its mixer ended, with tensors as lists.
 
-    average: Weights
-    last: Weights
-    # L1 distances: `drift`, of the average before the last tenth of the steps to the average;
-    # `last_from_average`; `second_half_from_first`, of the averages of both halves of the steps.
-    # None: too short a run.
-    distances: dict[str, float | None]
-    trajectory: list[dict[str, Any]]  # at most 50 points: steps done, weights, their average
+    Only of `sources`, if given. `weights` are the average, `last` the weights at the end. L1
+    distances: `drift`, of the average before the last tenth of the steps to the average;
+    `last_from_average`; `second_half_from_first`, of the averages of both halves of the steps.
+    None: too short a run. `entropy_nats` is that of the average, its exponential the effective
+    number of sources. `trajectory` has at most 50 points: steps done, weights, their average.
+    """
+    names, every, count = state["sources"], state["every"], state["count"]
+    kept = names if sources is None else sources
+    before = int(state["counts_first"])
 
-    @classmethod
-    def of(cls, state: Mapping[str, Any], sources: Sequence[str] | None = None) -> "LearnedWeights":
-        """From a mixer's state with tensors as lists; only of `sources`, if given."""
-        names, every = state["sources"], state["every"]
-        kept = names if sources is None else sources
-        before = int(state["counts_first"])
+    def named(weight_S: Sequence[float]) -> Weights:
+        return {name: w for name, w in zip(names, weight_S, strict=True) if name in kept}
 
-        def named(weight_S: Sequence[float]) -> Weights:
-            return {name: w for name, w in zip(names, weight_S, strict=True) if name in kept}
-
-        averages = [named(average_S) for average_S in state["path_averages"] if average_S]
-        path = zip(state["path_weights"], averages, strict=False)
-        trajectory = [
+    averages = [named(average_S) for average_S in state["path_averages"] if average_S]
+    path = zip(state["path_weights"], averages, strict=False)
+    average, last = named(state["average"]), named(state["weights"])
+    distances: dict[str, float | None] = dict.fromkeys(SETTLED)
+    distances["last_from_average"] = distance(last, average)
+    if (index := newest_point(int((1 - RECENT) * count), every)) is not None:
+        distances["drift"] = distance(average, averages[index])
+    if (index := newest_point(count // 2, every)) is not None:
+        part = 1 - (index + 1) * every / count  # that the second half is of the average
+        distances["second_half_from_first"] = distance(average, averages[index]) / part
+    entropy = -math.fsum(w * math.log(w) for w in average.values() if w > 0)
+    return {
+        "weights": average,
+        "last": last,
+        **distances,
+        "entropy_nats": entropy,
+        "effective_sources": math.exp(entropy),
+        "trajectory": [
             {"steps": n * every - before, "weights": named(weight_S), "average": mean}
             for n, (weight_S, mean) in enumerate(path, start=1)
-        ]
-        average, last, count = named(state["average"]), named(state["weights"]), state["count"]
-        distances: dict[str, float | None] = dict.fromkeys(SETTLED)
-        distances["last_from_average"] = distance(last, average)
-        if (index := newest_point(int((1 - RECENT) * count), every)) is not None:
-            distances["drift"] = distance(average, averages[index])
-        if (index := newest_point(count // 2, every)) is not None:
-            part = 1 - (index + 1) * every / count  # that the second half is of the average
-            distances["second_half_from_first"] = distance(average, averages[index]) / part
-        return cls(average, last, distances, trajectory)
+        ],
+    }
 
-    @property
-    def entropy(self) -> float:
-        """Of the average, in nats; its exponential is the effective number of sources."""
-        return -math.fsum(w * math.log(w) for w in self.average.values() if w > 0)
 
-    def findings(self) -> dict[str, Any]:
-        """JSON diagnostics."""
-        return {
-            "weights": self.average,
-            "last": self.last,
-            **self.distances,
-            "entropy_nats": self.entropy,
-            "effective_sources": math.exp(self.entropy),
-            "trajectory": self.trajectory,
-        }
-
-    def advice(self, remedy: str) -> list[str]:
-        """What to change, if anything; `remedy` is against nearly one-hot weights."""
-        advice, effective = [], math.exp(self.entropy)
-        far = [
-            f"{name} {value:.3f} (limit {SETTLED[name]:g})"
-            for name, value in self.distances.items()
-            if value is not None and value > SETTLED[name]
-        ]
-        if far:
-            moved = ", ".join(far)
-            advice.append(
-                f"weights have not settled (L1 distances): {moved}; train the proxy longer"
-            )
-        if len(self.average) > 1 and effective < FEW_SOURCES:
-            top = max(self.average, key=lambda name: self.average[name])
-            advice.append(
-                f"nearly all weight is on {top} ({self.average[top]:.2f}; "
-                f"{effective:.2f} effective sources): {remedy}"
-            )
-        return advice
+def advice_on(findings: Mapping[str, Any], remedy: str) -> list[str]:
+    """What to change, if anything; `remedy` is against nearly one-hot weights."""
+    advice, average, effective = [], findings["weights"], findings["effective_sources"]
+    far = [
+        f"{name} {findings[name]:.3f} (limit {limit:g})"
+        for name, limit in SETTLED.items()
+        if findings[name] is not None and findings[name] > limit
+    ]
+    if far:
+        moved = ", ".join(far)
+        advice.append(f"weights have not settled (L1 distances): {moved}; train the proxy longer")
+    if len(average) > 1 and effective < FEW_SOURCES:
+        top = max(average, key=lambda name: average[name])
+        advice.append(
+            f"nearly all weight is on {top} ({average[top]:.2f}; "
+            f"{effective:.2f} effective sources): {remedy}"
+        )
+    return advice
