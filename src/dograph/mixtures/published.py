@@ -35,11 +35,6 @@ class Preset:
     weights: Mapping[str, float]  # as printed
     provenance: Provenance
 
-    @property
-    def file(self) -> MixtureFile:
-        weights = dict(Mixture.normalised(self.weights).weights)
-        return MixtureFile(weights=weights, provenance=self.provenance)
-
     def fit(self, sources: Sequence[str]) -> tuple[Mixture, list[str]]:
         """The mixture under a corpus' own source names, and notes on unmatched sources."""
         theirs: dict[str, str] = {}  # our name -> the corpus' own
@@ -90,7 +85,7 @@ def find_mixture(name: str, sources: Sequence[str] | None = None) -> tuple[Mixtu
             f"{name} is no mixture file and no published mixture; {did_you_mean(name, PRESETS)}"
         )
     preset = PRESETS[name]
-    if sources is None:
-        return preset.file, []
-    fitted, notes = preset.fit(sources)
-    return MixtureFile(weights=dict(fitted.weights), provenance=preset.provenance), notes
+    mixture, notes = Mixture.normalised(preset.weights), list[str]()
+    if sources is not None:
+        mixture, notes = preset.fit(sources)
+    return MixtureFile(weights=dict(mixture.weights), provenance=preset.provenance), notes

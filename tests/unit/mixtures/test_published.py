@@ -7,7 +7,7 @@ import pytest
 from dograph.data.inputs import RECIPES
 from dograph.errors import ConfigError
 from dograph.mixtures.file import squash
-from dograph.mixtures.published import CANONICAL, PRESETS, find_preset
+from dograph.mixtures.published import CANONICAL, PRESETS, find_mixture, find_preset
 
 SLIMPAJAMA = list(RECIPES["slimpajama-6b"].table)
 PILE = list(RECIPES["pile"].table)
@@ -35,7 +35,7 @@ def canonical(name, collection):
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_says_what_it_is(name):
     preset = find_preset(name)
-    assert sum(preset.file.weights.values()) == pytest.approx(1, abs=1e-12)
+    assert sum(find_mixture(name)[0].weights.values()) == pytest.approx(1, abs=1e-12)
     assert set(preset.weights) <= set(CANONICAL[preset.collection].values())
     assert preset.provenance.published
     assert preset.provenance.method in ("doremi", "doge", "regmix", "natural")
