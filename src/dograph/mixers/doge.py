@@ -84,18 +84,17 @@ class DoGEProxy(GradientMixer):
     alignment_S: Tensor | None = None  # W of the last step
     _train_S: Tensor | None = None  # 1.0 for sources that train the model, computed once
 
-    def _trained(self, names: list[str]) -> list[str]:
-        targets = self.options.targets
-        if targets is None:
-            return names
-        require_sources("targets", targets, names)
-        trained = [name for name in names if name not in targets]
-        if not trained:
+    def _initial(self) -> Tensor:
+        """Equal for sources that train the model, 0 for others."""
+        targets = self.options.targets or ()
+        require_sources("targets", targets, self.names)
+        trained_S = torch.tensor([name not in targets for name in self.names]).double()
+        if targets and not trained_S.any():
             raise ConfigError(
                 f"mixer.targets={list(targets)} leaves no source to train on; for all sources as "
                 "targets leave it out"
             )
-        return trained
+        return trained_S / trained_S.sum()
 
     def weigh(self, signals: Signals) -> Tensor:
         if signals.lr is None:

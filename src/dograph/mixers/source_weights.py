@@ -88,14 +88,8 @@ class SourceMixer(Mixer):
             self._count_in()
 
     def _initial(self) -> Tensor:
-        """Weights before the first step: equal for sources that train the model, 0 for others."""
-        trained = self._trained(self.names)
-        taken = [float(name in trained) for name in self.names]
-        return torch.tensor(taken, dtype=torch.float64) / sum(taken)
-
-    def _trained(self, names: list[str]) -> list[str]:
-        """Sources that the model is trained on."""
-        return names
+        """Weights before the first step: equal ones."""
+        return torch.ones(len(self.names), dtype=torch.float64) / len(self.names)
 
     def _require(self, signals: Signals, name: str) -> Tensor:
         value: Tensor | None = getattr(signals, name)
