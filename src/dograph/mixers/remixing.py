@@ -127,5 +127,4 @@ def bounded(share_S: np.ndarray, *, low_S: np.ndarray, high_S: np.ndarray) -> np
     room_S = high_S - clipped_S
     if missing > 1e-9 and room_S.sum() > 0:
         clipped_S = clipped_S + missing * room_S / room_S.sum()
-    result: np.ndarray = clipped_S / clipped_S.sum()
-    return result
+    return np.asarray(clipped_S / clipped_S.sum())

@@ -87,8 +87,7 @@ class RunFacts:
 
 
 def as_yaml(content: Any) -> str:
-    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
-    return text
+    return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000))
 
 
 def write_mixture(path: Path, file: MixtureFile) -> None:

@@ -149,14 +149,6 @@ def is_constant(value_N: np.ndarray) -> bool:
     return value_N.size == 0 or float(np.ptp(value_N)) <= 1e-12 * scale
 
 
-def correlation(left_N: np.ndarray, right_N: np.ndarray) -> float | None:
-    """Pearson's correlation; None where one side is constant or has infinite values."""
-    finite = np.isfinite(left_N).all() and np.isfinite(right_N).all()
-    if left_N.size < 2 or not finite or is_constant(left_N) or is_constant(right_N):
-        return None
-    return float(np.corrcoef(left_N, right_N)[0, 1])
-
-
 def score(predicted_N: np.ndarray, loss_N: np.ndarray) -> Scores:
     """Scores over the runs whose loss is known. Ties share their mean rank."""
     from scipy.stats import rankdata
@@ -165,16 +157,17 @@ def score(predicted_N: np.ndarray, loss_N: np.ndarray) -> Scores:
     predicted_N, loss_N = predicted_N[known_N], loss_N[known_N]
     if not loss_N.size:
         return Scores(0, None, None, None, None, "no loss is known")
-    note, spearman = None, None
+    note, spearman, pearson = None, None, None
     if loss_N.size < 2:
         note = "one run has no order"
     elif is_constant(loss_N):
         note = "constant losses"
     elif is_constant(predicted_N):
         note = "constant"
-    else:
-        spearman = correlation(rankdata(predicted_N), rankdata(loss_N))
-    pearson = correlation(predicted_N, loss_N)
+    elif not np.isnan(predicted_N).any():
+        spearman = float(np.corrcoef(rankdata(predicted_N), rankdata(loss_N))[0, 1])
+        if np.isfinite(predicted_N).all():
+            pearson = float(np.corrcoef(predicted_N, loss_N)[0, 1])
     if infinite := int(np.isinf(predicted_N).sum()):
         note = f"an infinite loss is predicted of {infinite} of {loss_N.size} runs"
         return Scores(loss_N.size, spearman, pearson, None, None, note)
