@@ -23,7 +23,6 @@ from dograph.reproduce.verdicts import (
     Claim,
     MetricColumn,
     Reproduction,
-    Rows,
     RunMetric,
     Study,
     losses,
@@ -33,11 +32,10 @@ from dograph.reproduce.verdicts import (
 from dograph.stats import PER_CENT, PER_CENT_CHANGE, Estimate
 
 
-def _versus(metric: RunMetric, other: str, key: str | None = None) -> MetricColumn:
-    """The difference to another method; stored as `less_<other>` unless a key is given."""
-    key = f"less_{other}" if key is None else key
+def _versus(metric: RunMetric, other: str) -> MetricColumn:
+    """The difference to another method."""
     difference = partial(metric.difference, other=other)
-    return MetricColumn(key, difference, f"vs. {other} [95 %]", "[+.3f]", other)
+    return MetricColumn(f"less_{other}", difference, f"vs. {other} [95 %]", "[+.3f]", other)
 
 
 def _loss_columns(loss: RunMetric, other: str) -> list[MetricColumn]:
@@ -48,14 +46,11 @@ def _loss_columns(loss: RunMetric, other: str) -> list[MetricColumn]:
     def difference(label: str) -> Estimate | None:
         return None if label == other else loss.difference(label, other)
 
-    def by_seed(label: str) -> dict[str, float]:
-        return {str(seed): value for seed, value in loss.by_seed(label).items()}
-
     return [
         MetricColumn("loss_nats", loss.mean, "nats ± 95 %", "±.4f"),
         MetricColumn("ppl", perplexity, "exp", ".1f"),
         replace(_versus(loss, other), value=difference),
-        MetricColumn("by_seed", by_seed),
+        MetricColumn("by_seed", loss.by_seed),
     ]
 
 
@@ -124,7 +119,7 @@ def objectives(study: Study) -> Reproduction:
 def num_domains(study: Study) -> Reproduction:
     """fig:cluster_granularity, a picture: a U shape with its minimum at 11."""
     loss, best = losses(study.findings), f"m{paper.BEST_NUM_DOMAINS}"
-    columns = [*_loss_columns(loss, best), _versus(loss, BASELINE, key="")]
+    columns = [*_loss_columns(loss, best), replace(_versus(loss, BASELINE), key="")]
     table = table_of("validation loss by number of domains m", "domains", study.rows, columns)
     verdicts = [
         _lower(loss, best, f"m{m}", f"m = {paper.BEST_NUM_DOMAINS} below m = {m}")
@@ -139,11 +134,9 @@ def model_scale(studies: Mapping[str, Study]) -> Reproduction:
     by_size = {size: losses(study.findings) for size, study in studies.items()}
     columns = {size: _loss_columns(loss, BASELINE) for size, loss in by_size.items()}
     labels = next(iter(studies.values())).rows
-    rows: Rows = {label: {} for label in labels}
+    stored = {size: rows_of(labels, own) for size, own in columns.items()}
+    rows = {label: {size: own[label] for size, own in stored.items()} for label in labels}
     tables, verdicts = [], []
-    for size, own in columns.items():
-        for label, metrics in rows_of(labels, own).items():
-            rows[label][size] = metrics
     for number, what in ((0, "in nats ± 95 %"), (2, f"vs. {BASELINE} [95 %]")):
         shown = [replace(own[number], head=size) for size, own in columns.items()]
         tables.append(table_of(f"validation loss {what} by model size", "method", labels, shown))
@@ -201,12 +194,11 @@ def downstream(study: Study) -> Reproduction:
     scores, printed = study.scores.values(), study.artefact.name
     in_paper = paper.DOWNSTREAM[printed]
     tasks = [name for name in paper.TASKS if all(name in score["tasks"] for score in scores)]
-    rows: Rows = {label: {} for label in study.rows}
     columns: dict[str, list[MetricColumn]] = {}
     for task in (*tasks, AVERAGE):  # the metric of the last one is that of the average
         average, columns[task] = _accuracy(study, task)
-        for label, metrics in rows_of(study.rows, columns[task]).items():
-            rows[label][task] = metrics
+    stored = {task: rows_of(study.rows, own) for task, own in columns.items()}
+    rows = {label: {task: own[label] for task, own in stored.items()} for label in study.rows}
     notes = list(dict.fromkeys(note for score in scores for note in score["notes"]))
     notes += limited_tasks(scores)
     if len(tasks) < len(paper.TASKS):
@@ -234,7 +226,7 @@ def downstream(study: Study) -> Reproduction:
 
 def _accuracy(study: Study, task: str) -> tuple[RunMetric, list[MetricColumn]]:
     """Of a task or the average, in per cent: acc_norm of tasks that have it, else acc."""
-    printed, cells = study.artefact.name, study.findings.finished
+    cells = study.findings.finished
     scores: dict[str, Any] = {}  # value and standard error, by cell
     for cell in cells:
         record = study.scores[cell.label]
@@ -246,12 +238,10 @@ def _accuracy(study: Study, task: str) -> tuple[RunMetric, list[MetricColumn]]:
 
     def error(label: str) -> float | None:
         errors = [scores[cell.label]["se"] for cell in cells if cell.method == label]
-        known = [error for error in errors if error is not None]
-        complete = known and len(known) == len(errors)
-        return 100 * math.fsum(known) / len(errors) if complete else None
+        is_known = errors and None not in errors
+        return 100 * math.fsum(errors) / len(errors) if is_known else None
 
-    def in_paper(label: str) -> float | None:
-        return paper.score(printed, label, task)
+    in_paper = partial(paper.score, study.artefact.name, task=task)
 
     def gain_in_paper(label: str) -> float | None:
         own, base = in_paper(label), in_paper(BASELINE)

@@ -34,12 +34,7 @@ SEED = 0  # of K-means and of shuffles
 RELABELLINGS = 200  # for agreement by chance
 # Estimates and the range of their intervals; a separation is unbiased, so it may be below 0.
 ENDS = {"separation": ANY, "separation_directions": ANY, "nmi": SHARE, "purity": SHARE}
-_HEADS = {
-    "separation": "separation [95 %]",
-    "separation_directions": "of directions [95 %]",
-    "nmi": "NMI [95 %]",
-    "purity": "purity [95 %]",
-}
+_HEADS = {"separation_directions": "of directions", "nmi": "NMI"}  # if not the name itself
 _SHARES = ("nmi", "purity")  # between 0 and 1
 
 
@@ -76,8 +71,13 @@ def gradient_pca(study: Study) -> Reproduction:
     follow = "domains follow sources less as training goes on"
     tables, verdicts, data = [], [], {}
     for label, many in by_method.items():
-        tables.append(_over_training(label, many, tuple(_HEADS)))
-        data[label] = {**plain(many), "pca": _explained(Path(many.runs[0]), many.steps)}
+        tables.append(_over_training(label, many, tuple(ENDS)))
+        # The shares of the variance on the first two principal axes of each probe.
+        explained = {
+            str(step): principal(read_probe(many.runs[0], step).sketch_NK).explained_C.tolist()
+            for step in many.steps
+        }
+        data[label] = {**plain(many), "pca": explained}
         verdicts += _changes(label, many, apart, ("separation", "separation_directions"))
         verdicts += _changes(label, many, follow, ("nmi",))
     notes += [
@@ -96,7 +96,7 @@ def clusters(study: Study) -> Reproduction:
         tables.append(_over_training(label, many, _SHARES))
         compositions = {}
         for step in dict.fromkeys((many.steps[0], many.steps[-1])):
-            counts = compositions[str(step)] = composition(Path(many.runs[0]), step)
+            counts = compositions[str(step)] = composition(many.runs[0], step)
             rows = []
             for domain, own in enumerate(counts["rows"], start=1):
                 shares = [f"{100 * count / sum(own):.0f}" if count else "" for count in own]
@@ -142,7 +142,8 @@ def _over_training(label: str, many: Merging, names: Sequence[str]) -> TextTable
     for at in many.figures:
         cells = [getattr(at, name).text(".3f") for name in names]
         rows.append([str(at.step), *cells, f"{at.nmi_by_chance:.3f}, {at.purity_by_chance:.3f}"])
-    columns = ("step", *(_HEADS[name] for name in names), "by chance (NMI, purity)")
+    heads = [f"{_HEADS.get(name, name)} [95 %]" for name in names]
+    columns = ("step", *heads, "by chance (NMI, purity)")
     seeds = "1 seed" if len(many.runs) == 1 else f"{len(many.runs)} seeds"
     over = ", intervals over seeds" if len(many.runs) > 1 else ""
     title = f"{label}: {seeds}, {many.figures[0].rows} held-out rows{over}"
@@ -163,12 +164,6 @@ def _changes(label: str, many: Merging, says: str, names: Iterable[str]) -> list
         text = f"{says} ({label}, {name.replace('_', ' of ')}, last minus first)"
         claims.append(Claim(text, -1, label).judge(metric.difference("last", "first")))
     return claims
-
-
-def _explained(run: Path, steps: Sequence[int]) -> dict[str, list[float]]:
-    """The shares of the variance on the first two principal axes of each probe."""
-    probes = {str(step): principal(read_probe(run, step).sketch_NK) for step in steps}
-    return {step: components.explained_C.tolist() for step, components in probes.items()}
 
 
 def separation(sketch_NK: Tensor, source_N: Tensor) -> float:
@@ -259,9 +254,6 @@ def _comparable(run: Path, step: int) -> tuple[Probe, list[str]]:
 
 def _mean_figures(same_step: Sequence[ProbeFigures]) -> ProbeFigures:
     """Means over runs with t intervals; of a single run its own figures."""
-    first = same_step[0]
-    if len(same_step) == 1:
-        return first
     means: dict[str, Any] = {
         name: mean_estimate([getattr(figures, name).value for figures in same_step]).within(ends)
         for name, ends in ENDS.items()
@@ -269,4 +261,4 @@ def _mean_figures(same_step: Sequence[ProbeFigures]) -> ProbeFigures:
     for name in ("nmi_by_chance", "purity_by_chance"):
         means[name] = fmean(getattr(figures, name) for figures in same_step)
     rows = min(figures.rows for figures in same_step)
-    return ProbeFigures(step=first.step, rows=rows, **means)
+    return ProbeFigures(step=same_step[0].step, rows=rows, **means)

@@ -128,17 +128,24 @@ def stored_scores(
     if stored is None:
         return None
     provenance = stored["provenance"]
-    names = ("scorer", "benchmarks", "limit", "dtype", "max_length")
-    made = [*(provenance.get(name) for name in names), list(stored["tasks"])]
-    folder = None if request.benchmarks is None else str(request.benchmarks)
-    tasks = [task.name for task in pick_tasks(list(request.tasks))]
-    length = request.max_length or seq_len
-    asked = [request.using, folder, request.limit, request.dtype, length, tasks]
+    asked = _scoring(request) | {"max_length": request.max_length or seq_len}
+    made = {name: provenance.get(name) for name in asked} | {"tasks": list(stored["tasks"])}
     if made != asked:
         return None
     # Digests last: they read the whole model.
     digests = {file.name: sha256_of(file) for file in sorted(model.glob("*.safetensors"))}
     return stored if provenance["weights"] == (digests or None) else None
+
+
+def _scoring(request: EvalRequest) -> dict[str, Any]:
+    """What decides the scores of a model, under the names of eval.json."""
+    return {
+        "scorer": request.using,
+        "benchmarks": None if request.benchmarks is None else str(request.benchmarks),
+        "tasks": [task.name for task in pick_tasks(list(request.tasks))],
+        "limit": request.limit,
+        "dtype": request.dtype,
+    }
 
 
 # Settings that change numbers are listed, except those that have a line of their own.
@@ -197,13 +204,7 @@ def finish(
         request = replace(request, device=ask.config.train.device)
         scores = evaluate_cells(findings, request, Corpus(ask.config.data.corpus), report)
         study = replace(study, scores=scores)
-        evaluation = {
-            "scorer": request.using,
-            "benchmarks": None if request.benchmarks is None else str(request.benchmarks),
-            "tasks": [task.name for task in pick_tasks(list(request.tasks))],
-            "limit": request.limit,
-            "dtype": request.dtype,
-        }
+        evaluation = _scoring(request)
     outcome = outcomes.model_scale(studies) if artefact.sizes else MAKERS[artefact.kind](study)
     notes, failures = list(outcome.notes), dict[str, str]()
     for size, own in studies.items():
