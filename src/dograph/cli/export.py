@@ -68,13 +68,14 @@ def export(
 
 def _print_presets() -> None:
     from dograph.mixtures.published import PRESETS
+    from dograph.types import Mixture
 
     for preset in PRESETS.values():
         origin = preset.provenance
         tokenizer = origin.tokenizer_name and f"tokenizer {origin.tokenizer_name}"
         lines = [preset.name, origin.made_by, origin.published, tokenizer, origin.note]
         print("\n  ".join(str(line) for line in lines if line is not None))
-        for name, weight in preset.file.weights.items():
+        for name, weight in Mixture.normalised(preset.weights).weights.items():
             print(f"    {weight:.4f}  {name}")
 
 
