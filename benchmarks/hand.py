@@ -10,6 +10,7 @@ Shapes: B samples, T tokens, D width, H heads, N = B T, V vocabulary.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -41,10 +42,11 @@ def open_hand(
             part.forward = torch.compile(part.forward, dynamic=False)
     parameters, watch = list(model.parameters()), Stopwatch(device)
     optimizer, half = build_optimizer(model, config.optim), config.train.half
+    done = count()  # steps so far
 
-    def advance(done: int) -> list[Lap]:
+    def step() -> list[Lap]:
         watch.start()
-        token_BT = batches(done).token_BT.to(device, non_blocking=True)
+        token_BT = batches(next(done)).token_BT.to(device, non_blocking=True)
         parts = token_BT.split(config.train.micro_batch_size or config.train.batch_size)
         for part in parts:
             with torch.autocast(device.type, torch.bfloat16, enabled=half):
@@ -58,7 +60,7 @@ def open_hand(
         watch.lap("update")
         return watch.laps
 
-    return Arm(advance, model)
+    return Arm(step, model)
 
 
 class Gpt2Block(nn.Module):

@@ -325,7 +325,7 @@ def run(session: Session, *, hand: bool = True, whole: bool = False, rivals: boo
     def measure_rivals() -> None:
         plain_ms, batches = session.plain_median(), first_batches(session)
         session.plain.close()
-        session.plain = Arm(lambda _: [], nn.Identity())  # frees the memory of the old one
+        session.plain = Arm(list, nn.Identity())  # frees the memory of the old one
         release(session.device)
         for name, kind in RIVALS.items():
             session.measure(name, partial(measured, session, kind, batches, plain_ms))

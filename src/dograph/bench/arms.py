@@ -185,18 +185,12 @@ def open_corpus(options: BenchOptions, folder: Path) -> Corpus:
 class Arm:
     """A step that can be timed, and the times of its steps so far."""
 
-    advance: Callable[[int], list[Lap]]
+    step: Callable[[], list[Lap]]
     model: PerSampleLoss
     trainer: Trainer | None = None  # None: a loop by hand, which makes no run
     loader: Loader | None = None
-    done: int = 0
     ms: list[float] = field(default_factory=list)
     laps: list[list[Lap]] = field(default_factory=list)
-
-    def step(self) -> list[Lap]:
-        laps = self.advance(self.done)
-        self.done += 1
-        return laps
 
     def segment(self, steps: int) -> tuple[float, list[float]]:
         """Steps as a run makes them, up to and with the next write of the metrics.
@@ -240,12 +234,11 @@ def open_arm(
     config = config.model_copy(update={"data": data, "run": str(folder / f"run-{mode}")})
     trainer = start_run(config, World(rank=0, size=1, device=device))
     trainer.files.open(0)
-
     loader = trainer.open_loader()
 
-    def advance(_: int) -> list[Lap]:
-        batch, step = loader.load(trainer.done), trainer.done
+    def step() -> list[Lap]:
+        batch, done = loader.load(trainer.done), trainer.done
         trainer.done += 1
-        return trainer.step(batch, step).laps
+        return trainer.step(batch, done).laps
 
-    return Arm(advance, trainer.state.model, trainer, loader)
+    return Arm(step, trainer.state.model, trainer, loader)

@@ -169,16 +169,15 @@ def take_turns(arm: Arm, plain: Arm, steps: int, watch: Stopwatch) -> None:
     for one in (plain, arm) * UNTIMED:  # memory that was freed since is allocated again
         one.step()
     watch.wait()
-    timed: list[tuple[Arm, Lap, list[Lap]]] = []
+    timed: list[tuple[Arm, Lap]] = []
     for turn in range(steps):
         for one in (arm, plain) if turn % 2 else (plain, arm):
             start = watch.mark()
-            laps = one.step()
-            timed.append((one, ("step", start, watch.mark()), laps))
+            one.laps.append(one.step())
+            timed.append((one, ("step", start, watch.mark())))
     watch.wait()
-    for one, whole, laps in timed:
+    for one, whole in timed:
         one.ms.append(milliseconds([whole])["time/step_ms"])
-        one.laps.append(laps)
 
 
 def run_segments(

@@ -12,11 +12,8 @@ from dograph.records import Skipped
 PREVIEW, SHOW_PREVIEW = 48, 60  # characters of text shown with weights, and without them
 PLAIN: dict[str, Any] = {"box": None, "pad_edge": False}
 What = Literal["losses", "noise", "spikes", "graph", "weights", "samples"]
-# The options that each view takes.
+# The options that some views take.
 OPTIONS: dict[What, tuple[str, ...]] = {
-    "losses": (),
-    "noise": (),
-    "spikes": (),
     "graph": ("--step", "--out"),
     "weights": ("--step", "--json"),
     "samples": ("--step", "--json"),
@@ -50,8 +47,9 @@ def show(
     dograph show samples runs/mine --step 100 --json          whole texts, one JSON object per line
     """  # noqa: D301
     given = {"--step": step is not None, "--out": out is not None, "--json": as_json}
-    if wrong := [name for name in given if given[name] and name not in OPTIONS[what]]:
-        allowed = " and ".join(OPTIONS[what]) or "no options"
+    taken = OPTIONS.get(what, ())
+    if wrong := [name for name in given if given[name] and name not in taken]:
+        allowed = " and ".join(taken) or "no options"
         raise ConfigError(f"{wrong[0]} is not for `show {what}`, which takes {allowed}")
     if what == "losses":
         print_losses(runs)

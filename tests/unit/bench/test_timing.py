@@ -1,4 +1,5 @@
 import time
+from itertools import count
 
 import torch
 
@@ -17,16 +18,16 @@ CPU = torch.device("cpu")
 
 
 def sleeper(name, seconds, order):
-    watch = Stopwatch(CPU)
+    watch, done = Stopwatch(CPU), count()
 
-    def advance(done):
-        order.append((name, done))
+    def step():
+        order.append((name, next(done)))
         watch.start()
         time.sleep(seconds)
         watch.lap("asleep")
         return watch.laps
 
-    return Arm(advance, torch.nn.Identity())
+    return Arm(step, torch.nn.Identity())
 
 
 def test_arms_take_turns_and_each_step_has_its_own_time():
