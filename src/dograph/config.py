@@ -45,6 +45,13 @@ def setting(default: Any, meaning: str, **limits: Any) -> Any:
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    newer: ClassVar[tuple[str, ...]] = ()  # settings that older runs do not have
+
+    @model_serializer(mode="wrap")
+    def _dump(self, dump: Any) -> dict[str, Any]:
+        """Without what is newer, if it is not set: the keys of stored runs stay the same."""
+        unset = {name: type(self).model_fields[name].default for name in self.newer}
+        return {k: v for k, v in dump(self).items() if k not in unset or v != unset[k]}
 
     @field_validator("*", mode="before")
     @classmethod
@@ -65,6 +72,8 @@ class DataConfig(Section):
     corpus: str = setting("demo", "a prepared corpus, or demo, junk, unigram, bigram")
     seq_len: int = setting(128, "tokens of a sample", ge=2)
     warn_epochs: float = setting(4.0, "warn if a source would be read through more often", gt=0)
+    skip: list[str] = setting([], "documents never drawn: INPUT:LINE, as `show spikes` prints")
+    newer: ClassVar[tuple[str, ...]] = ("skip",)
 
 
 class ModelConfig(Section):
@@ -202,12 +211,7 @@ class TrainConfig(Section):
     deterministic: bool = setting(False, "CUDA: bitwise repeatable, slower")
     on_spike: Literal["warn", "skip"] | None = setting(None, "watch samples: name spikes, or skip")
     extended: list[tuple[int, int]] = setting([], "[[40, 60]]: steps was 60 until a resume at 40")
-
-    @model_serializer(mode="wrap")
-    def _dump(self, dump: Any) -> dict[str, Any]:
-        """Without what is newer, if it is not set: the keys of stored runs stay the same."""
-        unset: dict[str, Any] = {"extended": [], "on_spike": None, "reference_batch_size": None}
-        return {k: v for k, v in dump(self).items() if k not in unset or v != unset[k]}
+    newer: ClassVar[tuple[str, ...]] = ("extended", "on_spike", "reference_batch_size")
 
     @property
     def half(self) -> bool:

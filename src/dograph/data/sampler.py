@@ -4,11 +4,13 @@ Every step draws a world batch of B samples. Quotas give the number from each st
 stratum, counted over the whole run, is sample n mod blocks of epoch n div blocks; a keyed bijection
 shuffles each epoch, and the order inside the step is keyed too. Ranks take slices of the world
 batch, so the world size changes nothing; another mixture or batch size only changes later draws: no
-sample is lost or repeated. S here counts strata.
+sample is lost or repeated. Blocks of skipped documents (`data.skip`) are left out before the rest
+is shuffled. S here counts strata.
 """
 
 import json
 from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dograph.data.corpus import Block, Corpus, StratumTokens
-from dograph.errors import ConfigError, RunError
+from dograph.errors import ConfigError, RunError, did_you_mean
 from dograph.records import Skipped, checked_step, read_lines
 from dograph.rng import key64, stream
 from dograph.types import BatchSizes, Mixture, SampleIds
@@ -204,8 +206,15 @@ class Sampler:
         self.seed = seed
         self.names = [stratum.entry.stratum for stratum in strata]
         self.blocks_S = np.array([s.num_blocks(seq_len) for s in strata], dtype=np.int64)
+        self.skipped: Mapping[int, np.ndarray] = {}
         self.log = WeightLog(self.names)
         self._latest = (-1, np.zeros(len(strata), dtype=np.int64))  # (step, drawn_S): a cache
+
+    def skip(self, blocks: Mapping[int, np.ndarray]) -> None:
+        """Never draw these blocks, rising, by index of their stratum; before the first mixture."""
+        self.skipped = blocks
+        for s, skip_N in blocks.items():
+            self.blocks_S[s] -= len(skip_N)
 
     def remix(self, step: int, mixture: Mixture, reason: str) -> None:
         """Draw from `mixture` from `step` on."""
@@ -248,7 +257,11 @@ class Sampler:
         pairs = list(zip(stratum_B.tolist(), epoch_B.tolist(), strict=True))
         key = {(s, e): key64(self.seed, "shuffle", self.names[s], e) for s, e in set(pairs)}
         key_B = np.array([key[pair] for pair in pairs], dtype=np.uint64)
-        block_B = permute(position_B, blocks_B, key_B)
+        block_B = permute(position_B, blocks_B, key_B)  # counted without skipped ones
+        for s, skip_N in self.skipped.items():
+            own_B = stratum_B == s
+            kept_before_N = skip_N - np.arange(len(skip_N))
+            block_B[own_B] += np.searchsorted(kept_before_N, block_B[own_B], side="right")
         tokens = (block_B * self.seq_len).tolist()
         places = [self.strata[s].locate(at) for (s, _), at in zip(pairs, tokens, strict=True)]
         document_B, offset_B = np.array(places, dtype=np.int64).T
@@ -284,13 +297,45 @@ class Sampler:
                 continue
             if share_S[members].sum() == 0:
                 tokens = sum(self.strata[s].entry.tokens for s in members)
+                rest = " outside data.skip" if self.skipped else ""
                 raise ConfigError(
                     f'"{name}" holds {tokens} tokens, less than one block of '
-                    f"data.seq_len={self.seq_len}; lower data.seq_len or give it weight 0"
+                    f"data.seq_len={self.seq_len}{rest}; lower data.seq_len or give it weight 0"
                 )
             weight_S[members] += weight * share_S[members] / share_S[members].sum()
         weight_S /= weight_S.sum()
         return weight_S
+
+
+def skipped_blocks(corpus: Corpus, places: Sequence[str], seq_len: int) -> dict[int, np.ndarray]:
+    """Blocks with a token of these documents (INPUT:LINE), rising, by index of their stratum."""
+    inputs, wanted = corpus.manifest.inputs, dict[int, str]()
+    for place in places:
+        name, _, line = place.rpartition(":")
+        if name not in inputs or not line.isdecimal():
+            raise ConfigError(
+                f'data.skip names "{place}"; give INPUT:LINE as `dograph show spikes` prints it, '
+                f"INPUT being one of {corpus.directory}: {did_you_mean(name, inputs)}"
+            )
+        wanted[(inputs.index(name) << 40) + int(line) - 1] = place
+    blocks, found = dict[int, np.ndarray](), set[int]()
+    for s, stratum in enumerate(corpus.train if wanted else ()):
+        end_D = stratum.documents["end"]
+        key_D = (stratum.documents["input"].astype(np.int64) << 40) + stratum.documents["record"]
+        document_N = np.flatnonzero(np.isin(key_D, list(wanted)))
+        found.update(key_D[document_N].tolist())
+        first_N = np.where(document_N > 0, end_D[document_N - 1], 0) // seq_len
+        last_N = (end_D[document_N] - 1) // seq_len
+        spans = (range(a, b + 1) for a, b in zip(first_N.tolist(), last_N.tolist(), strict=True))
+        whole = range(stratum.num_blocks(seq_len))  # the tail that fills no block is never drawn
+        if own := {block for span in spans for block in span if block in whole}:
+            blocks[s] = np.array(sorted(own))
+    if absent := [place for key, place in wanted.items() if key not in found]:
+        raise ConfigError(
+            f"data.skip names {', '.join(absent[:5])}, but {corpus.directory} has no training "
+            "document from there; lines count from 1"
+        )
+    return blocks
 
 
 def sample_text(corpus: Corpus, ids: SampleIds, row: int, seq_len: int) -> str | None:

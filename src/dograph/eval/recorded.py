@@ -1,6 +1,8 @@
 """Read a run's records and show them: explanations of steps, domain graphs, losses per source."""
 
+import json
 import math
+import shlex
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -174,17 +176,21 @@ def watched_lines(path: Path, skipped: Skipped) -> list[str]:
     if not run.watch_file.is_file():
         raise RunError(f"the samples of {path} were not watched; train with train.on_spike=warn")
     rows = deque(read_lines(run.watch_file, watched_row, skipped), maxlen=MOST_WATCHED)
-    (corpus, sampler), flagged = _replayed(run, skipped), Counter[str]()
+    (corpus, sampler), flagged = _replayed(run, skipped), Counter[tuple[str, str]]()
     spikes = [row["step"] for row in rows if row["spike"]]
     lines = [f"{len(spikes)} spikes; {len(rows)} steps with spikes or unusual samples are recorded"]
     for row in rows:
         ids = sampler.draw(row["step"] - 1)
         if row["step"] in spikes[-MOST_SPIKES:]:
             lines += spike_lines(row, corpus, ids, sampler.seq_len)
-        large = [sample["sample"] for sample in row["samples"] if sample["norm"] > TIMES]
-        flagged.update(sample_place(corpus, ids, number) for number in large)
-    often = [f"  {count} times: {place}" for place, count in flagged.most_common(MOST_SPIKES)]
-    return [*lines, f"documents flagged most often, above {TIMES:g} medians:", *often]
+        for sample in (own["sample"] for own in row["samples"] if own["norm"] > TIMES):
+            origin = sample_origin(corpus, ids, sample)
+            flagged[sample_place(corpus, ids, sample), f"{origin['input']}:{origin['line']}"] += 1
+    most = flagged.most_common(MOST_SPIKES)
+    often = [f"  {count} times: {place}" for (place, _), count in most]
+    lines += [f"documents flagged most often, above {TIMES:g} medians:", *often]
+    skip = json.dumps([name for (_, name), _ in most], ensure_ascii=False)
+    return [*lines, f"to train without them: {shlex.quote(f'data.skip={skip}')}"] if most else lines
 
 
 def noise_table(path: Path, skipped: Skipped) -> Table:

@@ -9,7 +9,7 @@ from torch import nn
 
 from dograph.config import MixerConfig, RunConfig, TrainConfig
 from dograph.data.corpus import Corpus
-from dograph.data.sampler import Sampler
+from dograph.data.sampler import Sampler, skipped_blocks
 from dograph.errors import ConfigError
 from dograph.mixers.base import Proxy, ProxyResult
 from dograph.mixers.fixed import inlined, mixture_notes
@@ -86,7 +86,9 @@ def inner_parameters(model: Any) -> int:
 
 def open_sampler(config: RunConfig, corpus: Corpus) -> Sampler:
     sizes, seq_len = config.batches, config.data.seq_len
-    return Sampler(corpus.train, seq_len=seq_len, batch_size=sizes, seed=config.seed)
+    sampler = Sampler(corpus.train, seq_len=seq_len, batch_size=sizes, seed=config.seed)
+    sampler.skip(skipped_blocks(corpus, config.data.skip, seq_len))
+    return sampler
 
 
 class CorpusLab:

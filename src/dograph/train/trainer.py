@@ -107,8 +107,8 @@ def fork_run(config: RunConfig, parent: RunDirectory, step: int, given: list[str
                 f"data.corpus={corpus.directory} has the tokenizer {now.name}, but {old.run} was "
                 f"trained with {before.name}. Prepare the corpus with --tokenizer {before.name}"
             )
-    batches = [(own.seed, own.data.seq_len, own.batches.drawn(step)) for own in (old, config)]
-    same_data = same_corpus and batches[0] == batches[1]
+    drawn = [(c.seed, c.data.seq_len, c.data.skip, c.batches.drawn(step)) for c in (old, config)]
+    same_data = same_corpus and drawn[0] == drawn[1]
     mixers = [(own.mixer, own.sketch) for own in (settled(old), config)]
     same_mixer = same_data and mixers[0] == mixers[1]
     new = RunDirectory(run.path.with_name(f".{run.path.name}.fork.tmp"))

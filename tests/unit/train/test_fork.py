@@ -8,6 +8,7 @@ import pytest
 
 from corpora import write_corpus
 from dograph.cli.train import _forked
+from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, RunError
 from dograph.eval.recorded import losses_table
 from dograph.files import sha256_of
@@ -127,6 +128,20 @@ def test_other_batches_start_the_draws_anew(parent, tmp_path):
     [only] = log_of(tmp_path / "fork")
     assert only["step"] == 5
     assert set(only["drawn"].values()) == {0}
+
+
+def test_a_list_of_skipped_documents_starts_the_draws_anew(parent, tmp_path):
+    """The shuffle of an epoch is another one without some blocks: the old counts do not apply."""
+    corpus = Corpus(RunDirectory(parent).config().data.corpus)
+    _, record, number, *_ = corpus.train[0].documents[0].tolist()
+    skip = f'data.skip=["{corpus.manifest.inputs[number]}:{record + 1}"]'
+    trainer, _ = forked(parent, tmp_path / "fork", skip)
+    assert trainer.state.sampler.log.entries[0].step == 5
+    finish(trainer)
+    blocks = [trainer.state.sampler.draw(step) for step in range(5, 12)]
+    assert 0 not in [
+        b for ids in blocks for s, b in zip(ids.stratum_B, ids.block_B, strict=True) if s == 0
+    ]
 
 
 def test_another_corpus_needs_the_same_tokenizer(parent, tmp_path):

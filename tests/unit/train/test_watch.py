@@ -1,6 +1,7 @@
 """The watch: which samples are flagged, which steps are spikes, what a skipped update leaves."""
 
 import json
+import shlex
 import shutil
 import statistics
 
@@ -9,6 +10,7 @@ import torch
 
 from corpora import write_corpus
 from dograph.config import resolve_config
+from dograph.data.sampler import skipped_blocks
 from dograph.errors import ConfigError, RunError
 from dograph.eval.recorded import samples_of_step, watched_lines
 from dograph.mixers.base import Mixer
@@ -188,7 +190,18 @@ def test_spikes_are_shown_with_their_documents(tmp_path, nervous, capsys):
     first = samples_of_step(tmp_path / "run", spike["step"])[spike["samples"][0]["sample"]]
     at = next(i for i, line in enumerate(lines) if line.startswith(f"step {spike['step']}: spike"))
     assert f"{first['source']} document {first['document']} (" in lines[at + 1]
-    assert any(" times: " in line for line in lines)
+    flagged = next(line for line in lines if " times: " in line)
+    (setting,) = shlex.split(lines[-1].removeprefix("to train without them: "))
+    skip = resolve_config(None, [setting]).data.skip
+    assert flagged.endswith("({} line {})".format(*skip[0].rpartition(":")[::2]))
+    again = settings(tmp_path, "again", setting)
+    bad = skipped_blocks(trainer.corpus, skip, again.data.seq_len)
+    start_run(again, CPU).train()
+    for sample in (
+        own for step in range(1, 13) for own in samples_of_step(tmp_path / "again", step)
+    ):
+        assert f"{sample['input']}:{sample['line']}" not in skip
+    assert sum(map(len, bad.values()))
     assert lines[at] in capsys.readouterr().err.splitlines()
     plain = resolve_config(
         None, [f"data.corpus={tmp_path / 'corpus'}", f"run={tmp_path / 'plain'}"]
