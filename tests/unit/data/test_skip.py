@@ -71,6 +71,12 @@ def test_blocks_at_both_ends_and_in_a_row(corpus):
     assert drawn == set(range(blocks)) - {0, 1, 2, 5, blocks - 1}
 
 
+def test_a_document_that_ends_with_a_block_takes_no_part_of_the_next(corpus):
+    seq_len = int(corpus.train[0].documents["end"][0])
+    blocks = skipped_blocks(corpus, [place_of(corpus, 0, 0)], seq_len)
+    assert {s: own.tolist() for s, own in blocks.items()} == {0: [0]}
+
+
 def test_other_strata_are_drawn_as_without_a_list(corpus):
     places = [place_of(corpus, 2, 1)]
     source = corpus.train[0].entry.source
