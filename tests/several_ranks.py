@@ -16,8 +16,8 @@ SECONDS = 200
 IMPORTS = ["torch", "torch.distributed.fsdp", "transformers.models.gpt2.modeling_gpt2"]
 
 
-def on_ranks(size, work, *arguments):
-    """What `work(world, *arguments)` returns on each of `size` ranks.
+def on_ranks(size, work, *arguments, device="cpu", backend="gloo"):
+    """What `work(world, *arguments)` returns on each of `size` ranks, all on one device.
 
     `work` must be found by name in a module on the path, so it cannot live in a test file.
     """
@@ -25,7 +25,7 @@ def on_ranks(size, work, *arguments):
     context.set_forkserver_preload([*IMPORTS, "dograph.train.step"])
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
-            context.Process(target=_rank, args=(rank, size, folder, work, arguments))
+            context.Process(target=_rank, args=(rank, size, folder, work, arguments, device, backend))
             for rank in range(size)
         ]
         for process in ranks:
@@ -52,18 +52,18 @@ def _wait(ranks, folder):
     raise TimeoutError(f"{len(ranks)} ranks are still at work after {SECONDS} s")
 
 
-def _rank(rank, size, folder, work, arguments):
+def _rank(rank, size, folder, work, arguments, device, backend):
     torch.set_num_threads(1)
     place = Path(folder)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{place / 'meeting'}",
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=SECONDS),
     )
     try:
-        found = work(World(rank=rank, size=size, device=torch.device("cpu")), *arguments)
+        found = work(World(rank=rank, size=size, device=torch.device(device)), *arguments)
         torch.save(found, place / f"{rank}.pt")
     except BaseException:
         (place / f"{rank}.tmp").write_text(f"rank {rank}: {traceback.format_exc()}")
