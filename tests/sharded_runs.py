@@ -1,6 +1,7 @@
 """Whole runs of a tiny model on several ranks, with DDP or in shards, stopped and resumed."""
 
 import shutil
+from dataclasses import replace
 
 import torch
 
@@ -79,6 +80,11 @@ def finish(trainer, asked=0):
 def train_all(world, corpus, folder, *overrides):
     for name, run in RUNS.items():
         finish(begin(world, corpus, folder / name, *run, *overrides))
+
+
+def train_one_shard(world, corpus, folder):
+    """FSDP2 with all of the model on one rank."""
+    train_all(replace(world, shards=True), corpus, folder, SHARD)
 
 
 def train_until_stopped(world, corpus, folder, *overrides):

@@ -144,7 +144,7 @@ class Trainer:
     """A run in progress."""
 
     def __init__(self, config: RunConfig, run: RunDirectory, world: World) -> None:
-        world = replace(world, shards=config.train.shard and world.size > 1)
+        world = replace(world, shards=config.train.shard and (world.size > 1 or world.shards))
         self.config, self.run, self.world, self.batches = config, run, world, config.batches
         mixer = build_mixer(config.mixer.name, config.mixer.options)
         require_compatible(config, mixer, world.size)
