@@ -209,9 +209,12 @@ class TrainConfig(Section):
     compile: bool = setting(False, "torch.compile blocks, last norm and loss")
     activation_checkpointing: bool = setting(False, "less memory, one more forward")
     deterministic: bool = setting(False, "CUDA: bitwise repeatable, slower")
+    cuda_graphs: bool = setting(True, "one GPU: replay steps, so that they do not wait for Python")
     on_spike: Literal["warn", "skip"] | None = setting(None, "watch samples: name spikes, or skip")
     extended: list[tuple[int, int]] = setting([], "[[40, 60]]: steps was 60 until a resume at 40")
-    newer: ClassVar[tuple[str, ...]] = ("extended", "on_spike", "reference_batch_size")
+    newer: ClassVar[tuple[str, ...]] = (
+        *("cuda_graphs", "extended", "on_spike", "reference_batch_size"),
+    )
 
     @property
     def half(self) -> bool:

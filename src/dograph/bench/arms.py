@@ -30,7 +30,7 @@ from dograph.train.distributed import World
 from dograph.train.step import Lap
 from dograph.train.trainer import Trainer, start_run
 
-LEAST_WARMUP_STEPS = 5
+LEAST_WARMUP_STEPS = 10  # CUDA graphs are made on the way
 WARMUP_STEPS = {"safe": 12}  # its domains are known after ten steps
 RANDOM_SOURCES = ("first", "second", "third")
 _GRAPHS = 64  # compiled graphs of one region: all arms share its code

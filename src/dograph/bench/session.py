@@ -132,8 +132,8 @@ def release(device: torch.device) -> None:
 
 
 def held_bytes(device: torch.device) -> int:
-    """Allocated bytes of a GPU; 0 on a CPU."""
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    """Bytes of a GPU that this process holds, for CUDA graphs too; 0 on a CPU."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
 
 
 def steps_alone(arm: Arm, warmup_steps: int, watch: Stopwatch, held_before: int) -> Findings:
@@ -147,9 +147,10 @@ def steps_alone(arm: Arm, warmup_steps: int, watch: Stopwatch, held_before: int)
     gc.collect()
     gc.freeze()
     if watch.on_gpu:
+        torch.cuda.empty_cache()  # what compiling and choosing kernels has left
         torch.cuda.reset_peak_memory_stats(watch.device)
     ms = 1e3 * seconds_of(arm.step, IN_A_ROW, watch) / IN_A_ROW
-    peak = torch.cuda.max_memory_allocated(watch.device) if watch.on_gpu else 0
+    peak = torch.cuda.max_memory_reserved(watch.device) if watch.on_gpu else 0
     return {
         "ms": spread([ms]),
         "row_ms": ms,

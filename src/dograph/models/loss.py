@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dograph.errors import ConfigError
+from dograph.kernels import usable
 from dograph.sketch.cover import blocks_of
-from dograph.sketch.gradients import undisturbed
+from dograph.sketch.gradients import HALF, undisturbed
 from dograph.sketch.head import IGNORED
-from dograph.sketch.rules import replaced_forward
+from dograph.sketch.rules import replaced_forward, tapped_rule
 
 
 class PerSampleLoss(nn.Module):
@@ -67,18 +68,25 @@ class HeadLoss(nn.Module):
         return self._layer[0]
 
     def forward(self, hidden_BTD: Tensor, target_BT: Tensor, per_token: bool = False) -> Tensor:
-        logits_BTV = self._layer[0](hidden_BTD)
-        ours = logits_BTV.dtype != torch.float32  # then .float() makes a copy that we may change
-        logits_BTV = logits_BTV.float()
-        if logits_BTV.shape[-1] > self.vocab_size:
-            padding_V = torch.arange(logits_BTV.shape[-1], device=logits_BTV.device)
-            fill = logits_BTV.masked_fill_ if ours else logits_BTV.masked_fill
-            logits_BTV = fill(padding_V >= self.vocab_size, -torch.inf)
-        nll_N = F.cross_entropy(
-            logits_BTV.flatten(0, 1), target_BT.flatten(), reduction="none", ignore_index=IGNORED
-        )
+        logits_BTV = self.layer(hidden_BTD)
+        nll_N = self.nll(logits_BTV.flatten(0, 1), target_BT.flatten())
         nll_BT = nll_N.view_as(target_BT)
         return nll_BT if per_token else mean_over_predictions(nll_BT)
+
+    def nll(self, logits_NV: Tensor, target_N: Tensor) -> Tensor:
+        if usable(logits_NV) and logits_NV.dtype in (*HALF, torch.float32):
+            from dograph.kernels.cross_entropy import CrossEntropy
+
+            given = (logits_NV.contiguous(), target_N, self.vocab_size, tapped_rule(self.layer))
+            nll_N: Tensor = CrossEntropy.apply(*given)  # type: ignore[no-untyped-call]
+            return nll_N
+        ours = logits_NV.dtype != torch.float32  # then .float() makes a copy that we may change
+        logits_NV = logits_NV.float()
+        if logits_NV.shape[-1] > self.vocab_size:
+            padding_V = torch.arange(logits_NV.shape[-1], device=logits_NV.device)
+            fill = logits_NV.masked_fill_ if ours else logits_NV.masked_fill
+            logits_NV = fill(padding_V >= self.vocab_size, -torch.inf)
+        return F.cross_entropy(logits_NV, target_N, reduction="none", ignore_index=IGNORED)
 
 
 def mean_over_predictions(nll_BT: Tensor) -> Tensor:
@@ -131,7 +139,7 @@ def is_as_returned(outputs: Any, logits: Tensor | None) -> bool:
     return getattr(outputs, "logits", None) is logits and not in_place
 
 
-# torch.compile by region: every block, the norms outside them, and the loss.
+# torch.compile by region: every block, the norms outside them, and on a CPU the loss.
 #
 # All blocks have the same code, so it is compiled once: seconds instead of a minute for the whole
 # model, and steps are as fast (docs/cost.md). Sketch modes that split the model do so between
@@ -156,7 +164,7 @@ def uncompiled() -> AbstractContextManager[object]:
 
 
 def regions(model: PerSampleLoss) -> Iterator[nn.Module]:
-    """The compiled modules: blocks, other layers with parameters, the head with its loss."""
+    """The compiled modules: blocks, other layers with parameters, the head if it has no kernel."""
     stack, blocks = blocks_of(model.model)
     parent = model.model.get_submodule(stack.rpartition(".")[0])
     yield from blocks
@@ -164,4 +172,5 @@ def regions(model: PerSampleLoss) -> Iterator[nn.Module]:
         is_other = child is not blocks and not isinstance(child, nn.Embedding)
         if is_other and next(child.parameters(), None) is not None:
             yield child
-    yield model.head
+    if not usable(next(model.parameters())):
+        yield model.head

@@ -221,7 +221,8 @@ class Bank:
     folds: dict[str, Fold] = field(default_factory=dict)
     _fold_sizes: dict[str, int] = field(default_factory=dict)
     _starts: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # by kind and columns
-    _drawn: dict[tuple[str, str], Tensor] = field(default_factory=dict)  # by name and part
+    _flat: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # all of a kind
+    _drawn: dict[tuple[str, str], Tensor] = field(default_factory=dict)  # views, by name and part
 
     def add_matrix(self, name: str, shape: tuple[int, int], *, wide: bool) -> None:
         """Request both sides of a weight; a tied weight is requested once."""
@@ -245,7 +246,10 @@ class Bank:
         return MatrixProjection(*sides, self.folds.get(name))
 
     def draw(self, step: int) -> bool:
-        """Fill the bank for this step, unless the last projection still holds: False."""
+        """Fill the bank for this step, unless the last projection still holds: False.
+
+        Drawn in place: a CUDA graph that reads the matrices knows them by their addresses.
+        """
         if self.epoch == (epoch := self.projection.epoch(step)) or not self.wanted:
             return False
         self._drawn = {}
@@ -266,10 +270,14 @@ class Bank:
                 wide = torch.promote_types(self.dtype, torch.float32)
                 dtype = self.dtype if kind == "entry" else wide
                 flat_N = signs(start_W, seed, epoch, columns**-0.5, dtype)
-            parts = flat_N.split([per_word * count for count in counts])
+            if (held_N := self._flat.setdefault((kind, columns), flat_N)) is not flat_N:
+                held_N.copy_(flat_N)
+            parts = held_N.split([per_word * count for count in counts])
             for (key, shape), part_N in zip(shapes.items(), parts, strict=True):
                 self._drawn[key] = part_N[: math.prod(shape)].view(shape)
-        self.folds = {name: self._fold(name, size) for name, size in self._fold_sizes.items()}
+        for name, size in self._fold_sizes.items():
+            drawn = self._fold(name, size)
+            self.folds.setdefault(name, drawn).index_N.copy_(drawn.index_N)
         self.epoch = epoch
         return True
 

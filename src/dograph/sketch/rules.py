@@ -100,6 +100,12 @@ def swapped(module: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
         module._parameters.update(before)
 
 
+def tapped_rule(module: nn.Module) -> Any:
+    """The rule whose tap a layer runs through while it is recorded, or None."""
+    rule = getattr(vars(module).get("forward"), "__self__", None)
+    return rule if isinstance(rule, MatrixRule) and rule.taps else None
+
+
 def own_forward(module: nn.Module) -> Callable[..., Any] | None:
     """A forward that was set on the instance and is not only a compiled one of its class."""
     found: Callable[..., Any] | None = vars(module).get("forward")
@@ -305,6 +311,15 @@ class MatrixRule(Rule):
         shape = module.weight.shape
         self.num_inputs, self.num_outputs = shape if inputs_on_rows else shape[::-1]
         self.group = "blocks"
+        # Set by a loss that has projected its gradient already: its address, and the product.
+        self.product: tuple[int, Tensor] | None = None
+
+    @property
+    def output_side(self) -> Tensor | None:
+        """The random matrix that the output gradient is multiplied by, if the layer is tapped."""
+        if self.sketch_slot is None or not self.projection:
+            return None
+        return self.projection[1 if self.inputs_on_rows else 0]
 
     def formula(self, value: Tensor) -> Tensor:
         weight = self.parameter("weight")
@@ -324,9 +339,13 @@ class MatrixRule(Rule):
         return (left, right) if self.inputs_on_rows else (right, left)
 
     def sketch(self, left: Tensor, right: Tensor, projection: tuple[Tensor, ...]) -> Tensor:
-        rows, columns = self.by_axis(left, right)
-        row_Rq, col_Cp = (side.to(left.dtype) for side in projection)
-        return summed_products(multiplied(rows, row_Rq), multiplied(columns, col_Cp))
+        sides = [side.to(left.dtype) for side in projection]
+        left_side, right_side = sides if self.inputs_on_rows else reversed(sides)
+        if self.product is not None and self.product[0] == right.data_ptr():
+            second, self.product = self.product[1].unflatten(0, right.shape[:2]), None
+        else:
+            second = multiplied(right, right_side)
+        return summed_products(*self.by_axis(multiplied(left, left_side), second))
 
     def vector(self, seen: Tensor, grad: Tensor) -> Tensor:
         return over_tokens(self.by_sample(grad))

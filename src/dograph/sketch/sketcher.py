@@ -131,6 +131,16 @@ class Sketcher:
                     f"give 1 to {len(blocks)}"
                 )
 
+    def prepare(self, step: int) -> None:
+        """Check the parameters and draw this step's projection, as `record` does.
+
+        For trainers that replay the record of an earlier step, as a CUDA graph.
+        """
+        self._tree.require_unchanged(fills_grad=self.reduces)
+        self.step = step
+        if self._builder_for:
+            self._builder.draw(step)
+
     @contextmanager
     def record(self, token_BT: Tensor, step: int = 0) -> Iterator[None]:
         """Inside it layers are tapped; call backward inside too: it reruns checkpointed layers."""
@@ -138,7 +148,7 @@ class Sketcher:
             raise ConfigError(
                 f"record needs a batch of shape (samples, tokens), got {tuple(token_BT.shape)}"
             )
-        self._tree.require_unchanged(fills_grad=self.reduces)
+        self.prepare(step)
         # A batch of one sample says little: any order of axes is right for it.
         due = self._num_checked < min(len(token_BT), 2)
         checks = self.check == "always" or (self.check == "first" and due)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence, Set
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +41,7 @@ from dograph.rng import key64
 from dograph.sketch.gradients import MicroBatchResult, WorldRows, gather_signals, unwrapped
 from dograph.sketch.projection import Projection
 from dograph.sketch.sketcher import Sketcher
+from dograph.train.capture import StepGraphs
 from dograph.train.distributed import World
 from dograph.train.watch import SampleWatch, WatchedStep
 from dograph.types import Batch, BatchSizes, Signals
@@ -109,8 +111,22 @@ class TrainStep:
             kind, refresh = sketch.projection, mixer.refresh(sketch.refresh)
             how = Projection(dim=sketch.dim, kind=kind, seed=config.seed, refresh=refresh)
             self.sketcher = open_sketcher(model, loss.head, sketch, sketch.mode, how)
+        self.graphs: StepGraphs | None = None
+        if config.train.cuda_graphs and world.device.type == "cuda" and world.size == 1:
+            self.graphs = StepGraphs(self.parameters)
 
     def __call__(self, batch: Batch, step: int) -> StepRecord:
+        """A step; where it is captured, on the stream of its graphs."""
+        if self.graphs is None:
+            return self.made(batch, step)
+        outer, own = torch.cuda.current_stream(), self.graphs.stream
+        own.wait_stream(outer)
+        with torch.cuda.stream(own):
+            record = self.made(batch, step)
+        outer.wait_stream(own)
+        return record
+
+    def made(self, batch: Batch, step: int) -> StepRecord:
         """Backward, clip, AdamW, which skips the update of a spike, or once `halted` is set."""
         self.watch.start()
         weight_B, loss_B, signals = self.backward(batch, step)
@@ -161,12 +177,11 @@ class TrainStep:
                 self.watch.lap("deferred" if self.sketcher else "backward")
         if not keeps:  # a plain weighted backward gives the same gradient
             for micro, weight_b in zip(micros, weights, strict=True):
-                with self.world.accumulating(self.model, last=micro.last):
-                    loss_b = self.losses(micro)
-                    self.watch.lap("forward")
-                    (weight_b * loss_b).sum().backward()
+                with self.world.accumulating(self.model, last=micro.last), ExitStack() as taps:
+                    result = self.collect(taps, micro, keep=True, weighs=True)
+                    result.backward(weight_b)
                     self.watch.lap("backward")
-                losses.append(loss_b.detach())
+                losses.append(result.loss_B.detach())
         return weight_B, rows.gather(torch.cat(losses)), signals
 
     def backward_each(self, batch: Batch, rows: WorldRows, micros: list[MicroBatch]) -> Weighted:
@@ -209,28 +224,55 @@ class TrainStep:
         """Inside it forwards run in train.dtype; weights stay float32."""
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.half)
 
-    def losses(self, micro: MicroBatch, *, per_token: bool = False) -> Tensor:
-        """Loss of each sample, or of each token; dropout is a function of (seed, step, place)."""
-        place = (micro.step, self.world.rank, micro.number)
-        torch.manual_seed(key64(self.config.seed, "dropout", *place) >> 1)
+    def losses(self, token_bT: Tensor, *, per_token: bool = False) -> Tensor:
+        """Loss of each sample, or of each token."""
         with self.autocast():
-            loss: Tensor = self.model(micro.token_bT, per_token=per_token)
+            loss: Tensor = self.model(token_bT, per_token=per_token)
         return loss
 
-    def collect(self, taps: ExitStack, micro: MicroBatch, *, keep: bool) -> MicroBatchResult:
-        """Forward and sketch; `taps` stay open until the backward, `keep` activations for it."""
-        sketcher, token_bT = self.sketcher, micro.token_bT
+    def collect(
+        self, taps: ExitStack, micro: MicroBatch, *, keep: bool, weighs: bool = False
+    ) -> MicroBatchResult:
+        """Forward and sketch; `taps` stay open until the backward, `keep` activations for it.
+
+        `weighs`: the weights are known, so no sketch is needed. Dropout is a function of (seed,
+        step, place).
+        """
+        sketcher = None if weighs else self.sketcher
+        place = (micro.step, self.world.rank, micro.number)
+        torch.manual_seed(key64(self.config.seed, "dropout", *place) >> 1)
+        if sketcher is not None:
+            sketcher.prepare(micro.step)
+        compute = partial(self.compute, sketcher=sketcher, keep=keep, weighs=weighs)
+        several = micro.number > 0 or not micro.last
+        if self.graphs is None or (several and self.strategy == "keep"):  # one graph holds one
+            return compute(taps, micro.token_bT)
+        result = self.graphs.run(taps, micro.token_bT, (keep, weighs), compute)
+        self.watch.lap("forward")
+        return result
+
+    def compute(
+        self,
+        taps: ExitStack,
+        token_bT: Tensor,
+        *,
+        sketcher: Sketcher | None,
+        keep: bool,
+        weighs: bool,
+    ) -> MicroBatchResult:
+        """`collect` without what a CUDA graph cannot repeat."""
         if sketcher is not None:
             if not keep:
                 taps.enter_context(self.world.accumulating(self.model, last=False))
             with self.autocast():  # slots take the dtype that the layers run in
-                taps.enter_context(sketcher.record(token_bT, micro.step))
+                taps.enter_context(sketcher.record(token_bT, sketcher.step))
+        reference = None if weighs else self.reference
         reference_loss_b = excess_loss_b = None
         with torch.set_grad_enabled(keep or sketcher is not None):
-            loss_b = self.losses(micro, per_token=self.reference is not None)
-            if self.reference is not None:
+            loss_b = self.losses(token_bT, per_token=reference is not None)
+            if reference is not None:
                 with torch.no_grad(), self.autocast():
-                    reference_bT = self.reference(token_bT, per_token=True)
+                    reference_bT = reference(token_bT, per_token=True)
                     # max(l_t - ref_t, 0), then the mean: in a mean of both, tokens would cancel.
                     excess_bT = (loss_b.detach() - reference_bT).clamp_min(0)
                     reference_loss_b = mean_over_predictions(reference_bT)
@@ -396,6 +438,8 @@ class Stopwatch:
 
     def lap(self, name: str) -> None:
         """The time since the last mark was spent on `name`."""
+        if self.on_gpu and torch.cuda.is_current_stream_capturing():
+            return  # nothing runs
         now = self.mark()
         self.laps.append((name, self.last, now))
         self.last = now

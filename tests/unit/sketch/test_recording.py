@@ -188,10 +188,11 @@ def test_projections_are_made_only_when_they_change(tiny, token_BT):
     held = []
     for step in range(4):
         with sketcher.record(token_BT, step):
-            held.append(sketcher.rules[0].projection)
-    assert held[0] is held[1]
-    assert held[2] is held[3]
-    assert not torch.equal(held[1][0], held[2][0])
+            projection = sketcher.rules[0].projection
+            held.append((projection, projection[0].clone()))
+    assert held[0][0] is held[1][0]
+    assert held[2][0] is held[3][0]
+    assert not torch.equal(held[1][1], held[2][1])
 
 
 @pytest.mark.parametrize(("mode", "keep"), [("full", True), ("exact", True), ("twopass", False)])
