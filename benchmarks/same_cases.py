@@ -19,6 +19,7 @@ SMALL = (
     *(f"data.corpus={CORPUS}", "data.seq_len=32", "model.preset=tiny", "train.device=cpu"),
     *("train.steps=4", "train.batch_size=8", "eval.every=2", "eval.max_blocks=2"),
     *("checkpoint.every=2", "checkpoint.keep=9", "log.every=2", "probe.rows=6", "sketch.dim=64"),
+    "sketch.projection=rademacher",  # which older commits have by default
 )
 DOGRAPH = ("mixer.name=dograph", "mixer.num_domains=3", "mixer.restarts=4")
 STREAM = (  # whose domains are known after 10 steps, and found again after 25

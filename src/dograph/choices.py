@@ -37,7 +37,9 @@ sketch.mode:
   exact: holds every sample's gradient in full and sums them with the weights
   reference: runs one backward per sample
 sketch.projection:
-  rademacher: S = P_row' G P_col with random signs, all layers summed into sketch.dim numbers
+  hashed: S = P_row' G P_col with random signs, all layers summed into sketch.dim numbers; where G
+    has a row for each token of the vocabulary, P_row is a signed hash, which costs next to nothing
+  rademacher: the same without a hash
   two-sided: the same with normally distributed entries
   gaussian: R'g with a dense matrix R of N(0, 1/K), as the paper has it; drawn in blocks, never held
   none: the gradient itself
@@ -57,9 +59,10 @@ DETACHING: tuple[Mode, ...] = ("full", "exact")  # their taps take every paramet
 GRAPH_HOLDING: tuple[Mode, ...] = ("twopass", "head")
 SHARDABLE: tuple[Mode, ...] = ("twopass", "head")
 
-Kind = Literal["rademacher", "two-sided", "gaussian", "none"]
+Kind = Literal["hashed", "rademacher", "two-sided", "gaussian", "none"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-TWO_SIDED: tuple[Kind, ...] = ("rademacher", "two-sided")  # can be computed layer by layer, in taps
+# They can be computed layer by layer, in taps.
+TWO_SIDED: tuple[Kind, ...] = ("hashed", "rademacher", "two-sided")
 
 Accumulation = Literal["two_sweeps", "keep", "lagged"]
 

@@ -155,7 +155,7 @@ class SketchConfig(Section):
 
     mode: Mode = setting("full", "how sketches and the weighted gradient are computed")
     dim: int = setting(DEFAULT_DIM, "numbers in a sketch", ge=1)
-    projection: Kind = setting("rademacher", "the random matrices of the sketch")
+    projection: Kind = setting("hashed", "the random matrices of the sketch")
     refresh: Refresh | None = setting(
         None, "new random matrices: never, step, or every N steps; null: by mixer.scope"
     )

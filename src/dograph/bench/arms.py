@@ -83,7 +83,12 @@ class BenchOptions:
     def run_steps(self, seconds: float) -> int:
         """Timed steps in a run: as many whole segments as hold those that were asked for."""
         asked = self.steps or (RUN_STEPS if seconds < SLOW_STEP else SLOW_RUN_STEPS)
-        return -(-asked // self.run.log.every) * self.run.log.every
+        return -(-asked // self.segment_steps) * self.segment_steps
+
+    @property
+    def segment_steps(self) -> int:
+        """Long enough that the wait for the device at its end counts little."""
+        return 2 * self.run.log.every
 
     def config(self, mode: str | None) -> RunConfig:
         """The configuration of an arm: DoGraph in a sketch mode, or None for a plain step."""
@@ -193,18 +198,19 @@ class Arm:
     laps: list[list[Lap]] = field(default_factory=list)
 
     def segment(self, steps: int) -> tuple[float, list[float]]:
-        """Steps as a run makes them, up to and with the next write of the metrics.
+        """Steps as a run makes them, up to one where metrics are due; then wait for the device.
 
         Returns milliseconds of a step, and those that each step took to be queued on the device.
-        Only the write waits for the device, as in a run.
         """
         assert self.trainer is not None
         assert self.loader is not None
-        marks = [time.perf_counter()]
+        trainer, marks = self.trainer, [time.perf_counter()]
         for _ in range(steps):
-            self.trainer.advance(self.loader)
+            trainer.advance(self.loader)
+            if trainer.done % trainer.config.log.every == 0:
+                trainer.due = (trainer.done, trainer.step.watch.mark())
             marks.append(time.perf_counter())
-        self.trainer.write_metrics()
+        trainer.step.watch.wait()
         ms = 1e3 * (time.perf_counter() - marks[0]) / steps
         return ms, [1e3 * (end - start) for start, end in pairwise(marks)]
 

@@ -184,7 +184,7 @@ def take_turns(arm: Arm, plain: Arm, steps: int, watch: Stopwatch) -> None:
 def run_segments(
     arm: Arm, plain: Arm, steps: int, length: int, say: Callable[[str], None]
 ) -> Findings:
-    """`steps` steps of each as in a run, in segments of `length` that end with the metrics written.
+    """`steps` steps of each as in a run, in segments of `length`, with their metrics.
 
     The figures are medians; the ratio is that of neighbouring segments.
     """
@@ -322,7 +322,7 @@ class Session:
         if arm.trainer is not None:
             self.say(f"{warm}; {steps} steps of a run, in segments with plain")
             result["run"] = run_segments(
-                arm, self.plain, steps, options.run.log.every, lambda at: self.say(f"{name}: {at}")
+                arm, self.plain, steps, options.segment_steps, lambda at: self.say(f"{name}: {at}")
             )
         self.say(f"{name}: {turns} turns with plain")
         take_turns(arm, self.plain, turns, self.watch)

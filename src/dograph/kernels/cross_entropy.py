@@ -2,9 +2,9 @@
 
 The twin is `F.cross_entropy`. Logits are the largest tensor of a step: the forward reads them once,
 and the backward reads them once and writes their gradient once. While the gradient is in registers
-it is also multiplied by a random matrix, so the sketch of the output layer reads no large tensor.
+it is also hashed into a few columns, so the sketch of the output layer reads no large tensor.
 
-Shapes: N tokens, V vocabulary with its padding, q columns of the projection, C chunks of V.
+Shapes: N tokens, V vocabulary with its padding, q columns of a hash.
 """
 
 from typing import Any
@@ -17,9 +17,7 @@ from torch import Tensor
 from dograph.kernels import launch, power_of_two
 
 _BLOCK = 4096  # logits of one token that are read at once
-_ROWS, _COLUMNS = 128, 128  # of a tile of the gradient
-_WIDEST = 256  # columns of a projection that fit beside a tile
-_CHUNKS = 4  # of the vocabulary, so that a batch gives every multiprocessor some tiles
+_COLUMNS = 128  # of a block of the gradient that is not hashed
 
 
 def nll_by_kernel(logits_NV: Tensor, target_N: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
@@ -43,33 +41,27 @@ def error_by_kernel(
     norm_N: Tensor,
     grad_N: Tensor,
     vocab_size: int,
-    side_Vq: Tensor | None = None,
+    hashing: tuple[Tensor, int] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Grad * (softmax - onehot), in the logits' dtype; and its product with `side_Vq`, if given."""
-    (num_tokens, size), wide = logits_NV.shape, 0 if side_Vq is None else side_Vq.shape[1]
-    error_NV = torch.empty_like(logits_NV)
-    chunk = triton.cdiv(triton.cdiv(size, _CHUNKS), _COLUMNS) * _COLUMNS
-    part_CNq = norm_N.new_empty(triton.cdiv(size, chunk), num_tokens, max(wide, 1))
+    """The gradient grad * (softmax - onehot), and its hash with these signs and columns, if given.
+
+    Both are in the logits' dtype; the hash is `hashed` of dograph.sketch.rules.
+    """
+    (num_tokens, size), error_NV = logits_NV.shape, torch.empty_like(logits_NV)
+    sign_V, columns = hashing or (target_N, _COLUMNS)
+    hash_Nq = logits_NV.new_empty(num_tokens if hashing else 1, columns)
+    padded = power_of_two(columns, 16)
     launch(
         _error,
-        (triton.cdiv(num_tokens, _ROWS), len(part_CNq)),
-        *(logits_NV, target_N, norm_N, grad_N, error_NV),
-        *(logits_NV if side_Vq is None else side_Vq, part_CNq),
-        *(num_tokens, size, vocab_size, max(wide, 1)),
-        PROJECTS=side_Vq is not None,
-        CHUNK=chunk,
-        ROWS=_ROWS,
-        COLUMNS=_COLUMNS,
-        Q=power_of_two(wide, 16),
+        (num_tokens,),
+        *(logits_NV, target_N, norm_N, grad_N, error_NV, sign_V, hash_Nq),
+        *(size, vocab_size, columns),
+        HASHES=hashing is not None,
+        ROWS=max(_BLOCK // padded, 1),
+        Q=padded,
         warps=8,
     )
-    return error_NV, None if side_Vq is None else part_CNq.sum(dim=0).to(logits_NV.dtype)
-
-
-def can_project(logits_NV: Tensor, side_Vq: Tensor) -> bool:
-    """Whether `error_by_kernel` takes this projection: tensor cores multiply half precision."""
-    half = logits_NV.dtype in (torch.bfloat16, torch.float16)
-    return half and side_Vq.dtype == logits_NV.dtype and side_Vq.shape[1] <= _WIDEST
+    return error_NV, hash_Nq if hashing else None
 
 
 @triton.jit
@@ -98,48 +90,40 @@ def _error(
     norm,
     grad,
     error,
-    side,
-    part,
-    N,
+    sign,
+    result,
     V,
     vocab,
     width,
-    PROJECTS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    HASHES: tl.constexpr,
     ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
     Q: tl.constexpr,
 ):
-    """A tile of tokens and one chunk of the vocabulary; parts of the product are added later."""
-    token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = token < N
-    wanted = tl.load(target + token, mask=inside, other=-1)
-    log_total = tl.load(norm + token, mask=inside, other=0.0)
-    scale = tl.load(grad + token, mask=inside & (wanted >= 0), other=0.0)
-    row = token.to(tl.int64)[:, None] * V
+    """One token; the vocabulary as rows of `width` columns, which a hash adds up."""
+    token = tl.program_id(0).to(tl.int64)
+    wanted = tl.load(target + token)
+    log_total = tl.load(norm + token)
+    scale = tl.where(wanted < 0, 0.0, tl.load(grad + token))
     column = tl.arange(0, Q)
-    product = tl.zeros((ROWS, Q), tl.float32)
-    for step in range(0, CHUNK, COLUMNS):
-        place = tl.program_id(1) * CHUNK + step + tl.arange(0, COLUMNS)
-        here = inside[:, None] & (place < V)[None, :]
-        value = tl.load(logits + row + place[None, :], mask=here, other=-float("inf"))
-        share = tl.exp(value.to(tl.float32) - log_total[:, None])
-        share = tl.where((place < vocab)[None, :], share, 0.0)
-        share = tl.where(place[None, :] == wanted[:, None], share - 1.0, share)
-        narrow = (share * scale[:, None]).to(error.dtype.element_ty)
-        tl.store(error + row + place[None, :], narrow, mask=here)
-        if PROJECTS:
-            known = (place < V)[:, None] & (column < width)[None, :]
-            sides = tl.load(side + place[:, None] * width + column[None, :], mask=known, other=0.0)
-            product = tl.dot(narrow, sides, product)
-    if PROJECTS:
-        start = (tl.program_id(1).to(tl.int64) * N + token.to(tl.int64)) * width
-        whole = inside[:, None] & (column < width)[None, :]
-        tl.store(part + start[:, None] + column[None, :], product, mask=whole)
+    within = tl.arange(0, ROWS)[:, None] * width + column[None, :]
+    total = tl.zeros((ROWS, Q), tl.float32)
+    for start in range(0, V, ROWS * width):
+        place = start + within
+        here = (place < V) & (column < width)[None, :]
+        value = tl.load(logits + token * V + place, mask=here, other=-float("inf"))
+        share = tl.where(place < vocab, tl.exp(value.to(tl.float32) - log_total), 0.0)
+        share = tl.where(place == wanted, share - 1.0, share)
+        narrow = (share * scale).to(error.dtype.element_ty)
+        tl.store(error + token * V + place, narrow, mask=here)
+        if HASHES:
+            total += narrow.to(tl.float32) * tl.load(sign + place, mask=here, other=0)
+    if HASHES:
+        sums = tl.sum(total, axis=0).to(result.dtype.element_ty)
+        tl.store(result + token * width + column, sums, mask=column < width)
 
 
 class CrossEntropy(torch.autograd.Function):
-    """logits_NV, target_N -> nll_N; the backward also gives `rule` its projected gradient."""
+    """logits_NV, target_N -> nll_N; the backward also gives `rule` the hash of its gradient."""
 
     @staticmethod
     def forward(
@@ -153,11 +137,10 @@ class CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
         logits_NV, target_N, norm_N = ctx.saved_tensors
-        rule, side_Vq = ctx.rule, None
-        if rule is not None and rule.listening and rule.output_side is not None:
-            side_Vq = rule.output_side if can_project(logits_NV, rule.output_side) else None
-        known = (norm_N, grad_N.contiguous(), ctx.vocab_size, side_Vq)
-        error_NV, product_Nq = error_by_kernel(logits_NV, target_N, *known)
-        if product_Nq is not None:
-            rule.product = (error_NV.data_ptr(), product_Nq)
+        rule = ctx.rule
+        hashing = rule.output_hash if rule is not None and rule.listening else None
+        known = (norm_N, grad_N.contiguous(), ctx.vocab_size, hashing)
+        error_NV, hash_Nq = error_by_kernel(logits_NV, target_N, *known)
+        if hash_Nq is not None:
+            rule.product = (error_NV.data_ptr(), hash_Nq)
         return error_NV, None, None, None

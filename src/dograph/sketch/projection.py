@@ -4,7 +4,9 @@ A weight matrix W (R x C) is projected from both sides: S = P_row' G P_col, with
 P_col (C x p), K = q p, entries of variance 1/q and 1/p, so E|S|^2 = |G|^2 for any layer shape.
 Vectors (norms and biases) are concatenated and hashed into the K numbers with random signs. The
 sketch is the sum over all parameters: their projections are independent, so the cross terms vanish
-in expectation.
+in expectation. Kind `hashed`: for the vocabulary's side of embeddings and output layers P_row is a
+signed hash, whose row r has one entry, +-1 in column r mod q. On average over rows its error is
+that of dense signs, and P_row' G takes one addition for each number of G.
 
 The error depends on q and p, not on K alone: for a matrix of effective rank r the relative
 variance of |S|^2 is 2/(pq) + (2/r)(1/p + 1/q + 1/(pq)), and per-sample gradients have low rank.
@@ -59,6 +61,7 @@ class MatrixProjection:
     row_Rq: Tensor
     col_Cp: Tensor
     fold: Fold | None  # only if q p is not K
+    sign_R: Tensor | None = None  # if the rows are hashed: those of row_Rq, one of each row
 
     def slot(self, sketch_Bqp: Tensor) -> Tensor:
         """Flattened, and folded if needed: (B, K) float32 or better."""
@@ -77,7 +80,7 @@ class Projection:
     """How gradients are projected; matrices are functions of (seed, parameter name, step)."""
 
     dim: int = DEFAULT_DIM  # K
-    kind: Kind = "rademacher"
+    kind: Kind = "hashed"
     seed: int = 0
     refresh: Refresh = "never"
 
@@ -213,7 +216,8 @@ class Bank:
     dtype: torch.dtype  # of the matrices
     device: torch.device
     # Shapes of what is drawn, a side of a matrix or the signs or rotations of a fold, by name and
-    # part; drawn together by kind ("entry", "sign", "turn") and columns: variances are 1 / columns.
+    # part; drawn together by kind ("entry", "hash", "sign", "turn") and columns: entries have
+    # variance 1 / columns.
     wanted: dict[tuple[str, int], dict[tuple[str, str], tuple[int, ...]]] = field(
         default_factory=lambda: defaultdict(dict)
     )
@@ -221,6 +225,7 @@ class Bank:
     folds: dict[str, Fold] = field(default_factory=dict)
     _fold_sizes: dict[str, int] = field(default_factory=dict)
     _starts: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # by kind and columns
+    _spread: dict[str, Tensor] = field(default_factory=dict)  # hashes as matrices, by name
     _flat: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # all of a kind
     _drawn: dict[tuple[str, str], Tensor] = field(default_factory=dict)  # views, by name and part
 
@@ -229,7 +234,10 @@ class Bank:
         if any((name, "row") in shapes for shapes in self.wanted.values()):
             return
         q, p = self.projection.sides(wide=wide)
-        self.wanted["entry", q][name, "row"] = (shape[0], q)
+        if wide and self.projection.kind == "hashed":
+            self.wanted["hash", q][name, "row"] = (shape[0],)
+        else:
+            self.wanted["entry", q][name, "row"] = (shape[0], q)
         self.wanted["entry", p][name, "col"] = (shape[1], p)
         if q * p != self.projection.dim:
             self.add_fold(name, q * p)
@@ -242,8 +250,11 @@ class Bank:
         self._fold_sizes[name] = size
 
     def matrix(self, name: str) -> MatrixProjection:
-        sides = self._drawn[name, "row"], self._drawn[name, "col"]
-        return MatrixProjection(*sides, self.folds.get(name))
+        row, col_Cp = self._drawn[name, "row"], self._drawn[name, "col"]
+        fold, spread_Rq = self.folds.get(name), self._spread.get(name)
+        if spread_Rq is None:
+            return MatrixProjection(row, col_Cp, fold)
+        return MatrixProjection(spread_Rq, col_Cp, fold, sign_R=row)
 
     def draw(self, step: int) -> bool:
         """Fill the bank for this step, unless the last projection still holds: False.
@@ -255,7 +266,7 @@ class Bank:
         self._drawn = {}
         seed, gaussian = self.projection.seed, self.projection.kind == "two-sided"
         for (kind, columns), shapes in self.wanted.items():
-            per_word = {"turn": 1, "sign": BITS, "entry": 2 if gaussian else BITS}[kind]
+            per_word = {"turn": 1, "entry": 2 if gaussian else BITS}.get(kind, BITS)
             counts = [math.ceil(math.prod(shape) / per_word) for shape in shapes.values()]
             if (kind, columns) not in self._starts:
                 keys = [key64(seed, "projection", name, part) for name, part in shapes]
@@ -268,18 +279,28 @@ class Bank:
                 flat_N = (normal_N / math.sqrt(columns)).to(self.dtype)
             else:
                 wide = torch.promote_types(self.dtype, torch.float32)
-                dtype = self.dtype if kind == "entry" else wide
-                flat_N = signs(start_W, seed, epoch, columns**-0.5, dtype)
+                dtype = {"entry": self.dtype, "hash": torch.int8}.get(kind, wide)
+                scale = 1.0 if kind == "hash" else columns**-0.5
+                flat_N = signs(start_W, seed, epoch, scale, dtype)
             if (held_N := self._flat.setdefault((kind, columns), flat_N)) is not flat_N:
                 held_N.copy_(flat_N)
             parts = held_N.split([per_word * count for count in counts])
             for (key, shape), part_N in zip(shapes.items(), parts, strict=True):
                 self._drawn[key] = part_N[: math.prod(shape)].view(shape)
+                if kind == "hash":
+                    self._as_matrix(key[0], self._drawn[key], columns)
         for name, size in self._fold_sizes.items():
             drawn = self._fold(name, size)
             self.folds.setdefault(name, drawn).index_N.copy_(drawn.index_N)
         self.epoch = epoch
         return True
+
+    def _as_matrix(self, name: str, sign_R: Tensor, columns: int) -> None:
+        """Row r of a hash has its sign in column r mod `columns`."""
+        empty_Rq = torch.zeros(len(sign_R), columns, dtype=self.dtype, device=self.device)
+        place_R = torch.arange(len(sign_R), device=self.device)
+        spread_Rq = self._spread.setdefault(name, empty_Rq)
+        spread_Rq[place_R, place_R % columns] = sign_R.to(self.dtype)
 
     def _fold(self, name: str, size: int) -> Fold:
         turn_S, dim = self._drawn[name, "turn"], self.projection.dim
@@ -346,7 +367,8 @@ class SketchBuilder:
             for rule in self.rules:
                 if rule.matrix is not None:
                     drawn = self.bank.matrix(rule.names["weight"])
-                    rule.projection = (drawn.row_Rq, drawn.col_Cp)
+                    signs_R = () if drawn.sign_R is None else (drawn.sign_R,)
+                    rule.projection = (drawn.row_Rq, drawn.col_Cp, *signs_R)
 
     def groups(self, sketches: list[Tensor | None], vectors: list[Vector]) -> dict[str, Tensor]:
         """The parts of the sketch by group: (B, K) each."""

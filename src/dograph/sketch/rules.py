@@ -288,6 +288,15 @@ def summed_products(first_BTq: Tensor, second_BTp: Tensor) -> Tensor:
     return product_Bqp.flatten(1)
 
 
+def hashed(value_BTV: Tensor, sign_V: Tensor, columns: int) -> Tensor:
+    """Number v of the last axis counts with its sign for column v mod `columns`."""
+    signed_BTV = value_BTV * sign_V.to(value_BTV.dtype)
+    padded_BTV = F.pad(signed_BTV, (0, -len(sign_V) % columns))
+    rows = padded_BTV.view(*padded_BTV.shape[:-1], -1, columns)
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    return rows.sum(dim=-2, dtype=wide).to(rows.dtype)
+
+
 def over_tokens(value_BTF: Tensor) -> Tensor:
     """Sum over tokens in float32 or better: (B, F)."""
     return value_BTF.sum(dim=1, dtype=torch.promote_types(value_BTF.dtype, torch.float32))
@@ -311,15 +320,15 @@ class MatrixRule(Rule):
         shape = module.weight.shape
         self.num_inputs, self.num_outputs = shape if inputs_on_rows else shape[::-1]
         self.group = "blocks"
-        # Set by a loss that has projected its gradient already: its address, and the product.
+        # Set by a loss that has hashed its gradient already: the gradient's address, and the hash.
         self.product: tuple[int, Tensor] | None = None
 
     @property
-    def output_side(self) -> Tensor | None:
-        """The random matrix that the output gradient is multiplied by, if the layer is tapped."""
-        if self.sketch_slot is None or not self.projection:
+    def output_hash(self) -> tuple[Tensor, int] | None:
+        """Signs and columns of the hash of the output gradient, if the layer is sketched by one."""
+        if self.sketch_slot is None or len(self.projection) < 3 or self.inputs_on_rows:
             return None
-        return self.projection[1 if self.inputs_on_rows else 0]
+        return self.projection[2], self.projection[0].shape[1]
 
     def formula(self, value: Tensor) -> Tensor:
         weight = self.parameter("weight")
@@ -339,10 +348,12 @@ class MatrixRule(Rule):
         return (left, right) if self.inputs_on_rows else (right, left)
 
     def sketch(self, left: Tensor, right: Tensor, projection: tuple[Tensor, ...]) -> Tensor:
-        sides = [side.to(left.dtype) for side in projection]
+        sides = [side.to(left.dtype) for side in projection[:2]]
         left_side, right_side = sides if self.inputs_on_rows else reversed(sides)
         if self.product is not None and self.product[0] == right.data_ptr():
             second, self.product = self.product[1].unflatten(0, right.shape[:2]), None
+        elif len(projection) == 3 and not self.inputs_on_rows:
+            second = hashed(right, projection[2], right_side.shape[1])
         else:
             second = multiplied(right, right_side)
         return summed_products(*self.by_axis(multiplied(left, left_side), second))
@@ -407,7 +418,7 @@ class EmbeddingRule(Rule):
         return make_slot(shape, torch.float64, weight.device), right
 
     def sketch(self, left: Tensor, right: Tensor, projection: tuple[Tensor, ...]) -> Tensor:
-        row_Rq, col_Cp = projection
+        row_Rq, col_Cp = projection[:2]
         right = right.to(col_Cp.dtype)
         return summed_products(F.embedding(left.long(), row_Rq), multiplied(right, col_Cp))
 

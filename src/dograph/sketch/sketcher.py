@@ -56,7 +56,7 @@ class Sketcher:
         *,
         mode: Mode = "full",
         dim: int = DEFAULT_DIM,
-        projection: Kind = "rademacher",
+        projection: Kind = "hashed",
         seed: int = 0,
         refresh: Refresh = "never",
         exclude: tuple[str, ...] = (),

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -188,6 +189,8 @@ class Trainer:
         length, most = config.data.seq_len, config.eval.max_samples_per_source
         self.validation_blocks = metrics.validation_blocks(self.corpus, length, most)
         self.unwritten: list[StepRecord] = []  # steps that are not in the metrics yet
+        self.due: tuple[int, Any] | None = None  # steps made when metrics were due, and a mark
+        self.reader = torch.cuda.Stream() if world.device.type == "cuda" else None
         self.done = 0  # steps made
         self.lap_start = time.monotonic()  # when metrics were last written, plus time of probes
         self.last_weights: WeightEntry | None = None  # the newest one on disk
@@ -250,7 +253,9 @@ class Trainer:
                     # no update is made in any case.
                     halted = on_cpu and bool(record.halted)
                     if is_logged(config, self.done) or halted or saves:
-                        self.write_metrics()  # before a checkpoint of the same steps
+                        self.due = (self.done, self.step.watch.mark())
+                        if on_cpu or validates or saves:
+                            self.write_metrics()  # before a checkpoint of the same steps
                         if (edit := self.edits.look(self.done)) is not None:
                             self.write_weights()
                             for line in (edit.line, *self.edits.answer(edit)):
@@ -278,9 +283,14 @@ class Trainer:
         return Loader(*given, rank=world.rank, world_size=world.size, pin=pin)
 
     def advance(self, loader: Loader) -> StepRecord:
-        """One step: draw, compute, update; then change the mixture if the mixer asks for it."""
+        """One step: draw, compute, update; then change the mixture if the mixer asks for it.
+
+        On a GPU metrics that are due are written meanwhile: the device need not wait for them.
+        """
         batch = loader.load(self.done, ahead=self.done + 1 < self.batches.steps)
         record = self.step(batch, self.done)
+        if self.due is not None:
+            self.write_metrics()
         if "noise" in self.state.meters:
             self.noise.observe(record.signals, batch.source_B)
             record = replace(record, noise=self.noise.report())
@@ -305,33 +315,44 @@ class Trainer:
 
     def write_metrics(self) -> None:
         """Copy the steps since the last call to the host, check and write them."""
-        records, self.unwritten = self.unwritten, []
-        halted = bool(records[-1].halted)  # once it is set, it stays
-        good = [x for x in records if not bool(x.halted)] if halted else records
-        if self.world.is_main and self.state.mixer.needs:
-            kept = [x for x in good if halted or is_logged(self.config, x.step + 1)]
-            self.files.write("samples", metrics.sample_rows(kept))
-        self.write_watched(good)
-        steps = metrics.step_rows(good, self.corpus.sources, self.bytes_per_token)
+        done, mark = self.due or (self.done, None)
+        self.due = None
+        records = [record for record in self.unwritten if record.step < done]
+        self.unwritten = self.unwritten[len(records) :]
+        with self.reading(mark):
+            halted = bool(records[-1].halted)  # once it is set, it stays
+            good = [x for x in records if not bool(x.halted)] if halted else records
+            if self.world.is_main and self.state.mixer.needs:
+                kept = [x for x in good if halted or is_logged(self.config, x.step + 1)]
+                self.files.write("samples", metrics.sample_rows(kept))
+            self.write_watched(good)
+            steps = metrics.step_rows(good, self.corpus.sources, self.bytes_per_token)
         rows = [metrics.logged(row, self.config, whole=halted) for row in steps]
         if not halted:
             now = time.monotonic()
             seconds, self.lap_start = now - self.lap_start, now
-            samples = self.batches.drawn(self.done) - self.batches.drawn(self.done - len(rows))
+            samples = self.batches.drawn(done) - self.batches.drawn(done - len(rows))
             totals: dict[str, Any] = {
                 "time/step_seconds": seconds / len(rows),
                 "time/tokens_per_second": samples * self.config.data.seq_len / seconds,
                 "memory/peak_bytes": peak_bytes(self.world.device),
             }
             # Not when the run stops early: its rows must equal those of an unstopped run.
-            if is_due(self.done, self.config.log.every) or is_end(self.config, self.done):
-                totals["data/*/epochs"] = self.state.sampler.epochs(self.done)
+            if is_due(done, self.config.log.every) or is_end(self.config, done):
+                totals["data/*/epochs"] = self.state.sampler.epochs(done)
             rows[-1] |= metrics.rounded(totals)
         self.files.write_metrics(rows)
         self.write_weights()
         if halted:
             self.stop_for_nonfinite(records[len(good)])
-        self.progress.update(self.done, metrics.step_note(rows[-1]))
+        self.progress.update(done, metrics.step_note(rows[-1]))
+
+    def reading(self, mark: Any) -> AbstractContextManager[object]:
+        """Inside it tensors are read as soon as the device has reached the mark, a CUDA event."""
+        if self.reader is None or mark is None:
+            return nullcontext()
+        self.reader.wait_event(mark)
+        return torch.cuda.stream(self.reader)
 
     def write_watched(self, records: list[StepRecord]) -> None:
         """Record samples with far too large gradients, and say which steps are spikes."""

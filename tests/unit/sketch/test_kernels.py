@@ -37,6 +37,7 @@ for epoch in (0, 1, 1000):
 
 from torch.nn.functional import cross_entropy
 from dograph.kernels.cross_entropy import error_by_kernel, nll_by_kernel
+from dograph.sketch.rules import hashed
 
 for dtype in (torch.float16, torch.float32):
     for tokens, size, vocab in ((5, 37, 30), (140, 300, 300), (3, 5000, 4990)):
@@ -44,20 +45,21 @@ for dtype in (torch.float16, torch.float32):
         target_N = torch.randint(vocab, (tokens,), generator=generator).to(device)
         target_N[1] = -100
         grad_N = torch.rand(tokens, generator=generator).to(device)
-        side_Vq = torch.randn(size, 20, generator=generator).to(device, dtype)
+        sign_V = torch.randint(2, (size,), generator=generator, dtype=torch.int8) * 2 - 1
+        hashing = sign_V.to(device), 20
         wide_NV = logits_NV.double().requires_grad_()
         expected_N = cross_entropy(wide_NV[:, :vocab], target_N, reduction="none")
         expected_N.backward(grad_N.double())
         nll_N, norm_N = nll_by_kernel(logits_NV, target_N, vocab)
         torch.testing.assert_close(nll_N, expected_N.float(), rtol=1e-5, atol=1e-5)
-        for given in (None, side_Vq):
+        for given in (None, hashing):
             known = (norm_N, grad_N, vocab, given)
-            error_NV, product_Nq = error_by_kernel(logits_NV, target_N, *known)
+            error_NV, hash_Nq = error_by_kernel(logits_NV, target_N, *known)
             room = 2e-3 if dtype == torch.float16 else 1e-4
             torch.testing.assert_close(error_NV, wide_NV.grad.to(dtype), rtol=room, atol=1e-6)
-            assert given is not None or product_Nq is None
-        far = (product_Nq.double() - wide_NV.grad @ side_Vq.double()).norm()
-        assert far < 2e-3 * product_Nq.double().norm(), (dtype, tokens)
+            assert given is not None or hash_Nq is None
+        expected_Nq = hashed(error_NV[None], *hashing)[0]
+        torch.testing.assert_close(hash_Nq, expected_Nq, rtol=2e-3, atol=1e-5)
 print("equal")
 """
 

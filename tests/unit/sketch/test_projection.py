@@ -10,7 +10,8 @@ import torch
 
 from dograph.errors import ConfigError
 from dograph.rng import key64
-from dograph.sketch.projection import KINDS, Projection
+from dograph.sketch.projection import KINDS, Bank, Projection
+from dograph.sketch.rules import hashed
 from dograph.sketch.sketcher import Sketcher
 from drawn_alone import fold_of, matrix_of
 
@@ -67,10 +68,44 @@ def test_matrices_are_unbiased_and_of_one_scale(kind, shape):
 
 
 @pytest.mark.slow
-def test_wide_matrices_are_unbiased():
-    true_22, sketched_N22 = of_matrix("rademacher", (64, 32), wide=True)
+@pytest.mark.parametrize("kind", ["rademacher", "hashed"])
+def test_wide_matrices_are_unbiased(kind):
+    true_22, sketched_N22 = of_matrix(kind, (64, 32), wide=True)
     for i, j in ((0, 0), (0, 1), (1, 1)):
         assert standard_errors_off(sketched_N22[:, i, j], true_22[i, j]) < 4
+
+
+@pytest.mark.slow
+def test_a_hash_of_the_vocabulary_errs_as_little_as_signs():
+    spreads = {
+        kind: of_matrix(kind, (96, 32), wide=True)[1].std(dim=0)
+        for kind in ("rademacher", "hashed")
+    }
+    torch.testing.assert_close(spreads["hashed"], spreads["rademacher"], rtol=0.15, atol=0.0)
+
+
+@pytest.mark.parametrize("size", [8, 30, 64])
+def test_a_hash_is_the_product_with_its_matrix(size):
+    """Row r of the matrix has one entry, of size 1, in column r mod q."""
+    projection = Projection(dim=16, kind="hashed", refresh=2)
+    value_23R = normal(2, 3 * size).view(2, 3, size)
+    for step in (0, 2):
+        drawn = matrix_of(projection, "w", (size, 12), wide=True, step=step, like=DOUBLE)
+        found_23q = hashed(value_23R, drawn.sign_R, drawn.row_Rq.shape[1])
+        torch.testing.assert_close(found_23q, value_23R @ drawn.row_Rq)
+        assert set(drawn.sign_R.tolist()) == {-1, 1}
+        assert drawn.row_Rq.abs().sum(dim=1).unique().tolist() == [1.0]
+
+
+def test_a_hash_is_drawn_anew_in_place():
+    bank = Bank(Projection(dim=16, kind="hashed", refresh="step"), DOUBLE.dtype, DOUBLE.device)
+    bank.add_matrix("w", (64, 12), wide=True)
+    bank.draw(0)
+    first, held = bank.matrix("w"), bank.matrix("w").row_Rq.clone()
+    bank.draw(1)
+    assert bank.matrix("w").row_Rq.data_ptr() == first.row_Rq.data_ptr()
+    assert not torch.equal(first.row_Rq, held)
+    assert torch.equal(first.row_Rq.abs(), held.abs())
 
 
 @pytest.mark.parametrize("size", [5, 16])
@@ -196,7 +231,7 @@ def test_tied_weights_have_one_projection(tiny, token_BT):
             for path in ("transformer.wte", "lm_head")
         )
         assert table.names["weight"] == head.names["weight"] == "transformer.wte.weight"
-        assert len(table.projection) == 2
+        assert len(table.projection) == 3
         assert all(map(torch.equal, table.projection, head.projection))
 
 
@@ -229,4 +264,4 @@ def test_the_advised_dimension_is_accepted():
 
 def test_a_prime_dimension_is_fine_where_there_are_no_sides():
     assert Projection(dim=5119, kind="gaussian").dim == 5119
-    assert set(KINDS) == {"rademacher", "two-sided", "gaussian", "none"}
+    assert set(KINDS) == {"hashed", "rademacher", "two-sided", "gaussian", "none"}

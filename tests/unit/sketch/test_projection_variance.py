@@ -45,12 +45,12 @@ def sketches(kind, names, draws=DRAWS):
     for name in names:
         bank = Bank(projection, torch.float64, torch.device("cpu"))
         bank.add_matrix(name, SHAPE, wide=False)
-        sides = []
+        rows, columns = [], []
         for step in range(draws):
-            bank.draw(step)
-            sides.append(bank.matrix(name))
-        row_NRq = torch.stack([side.row_Rq for side in sides])
-        col_NCp = torch.stack([side.col_Cp for side in sides])
+            bank.draw(step)  # in place
+            rows.append(bank.matrix(name).row_Rq.clone())
+            columns.append(bank.matrix(name).col_Cp.clone())
+        row_NRq, col_NCp = torch.stack(rows), torch.stack(columns)
         found[name] = (row_NRq.mT @ unit_matrix(RANKS[name]) @ col_NCp).flatten(1)
     return found
 

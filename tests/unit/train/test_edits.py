@@ -155,6 +155,7 @@ def test_samples_are_those_of_the_new_log(corpus, tmp_path, mixer):
         return step(batch, number)
 
     watched.autocast = step.autocast  # validation asks it for the precision
+    watched.watch = step.watch
     trainer.step = watched
     finish(trainer)
     config = configured(corpus, directory, mixer=mixer)
