@@ -243,22 +243,16 @@ def looked(place: Place) -> None:
 def from_table(place: Place) -> None:
     """Every surrogate, on losses that fall with the share of one source or another."""
     draw = random.Random(1)
-    for kind, runs in (("fit", 24), ("test", 8)):
-        mixtures, losses = ["run,news,code,song"], ["run,news,song"]
-        for run in range(runs):
-            parts = [draw.expovariate(1) for _ in range(3)]
-            news, code, song = (part / sum(parts) for part in parts)
-            noise = draw.gauss(0, 0.01)
-            mixtures.append(f"{run},{news},{code},{song}")
-            losses.append(
-                f"{run},{2 + 2.7 ** (-2 * news) + noise},{3 + 2.7 ** (-1 - song) - noise}"
-            )
-        (place.folder / f"{kind}-mixtures.csv").write_text("\n".join(mixtures) + "\n")
-        (place.folder / f"{kind}-losses.csv").write_text("\n".join(losses) + "\n")
-    table = (
-        *("--from-table", "fit-mixtures.csv", "fit-losses.csv"),
-        *("--test-table", "test-mixtures.csv", "test-losses.csv", "--force"),
-    )
+    mixtures, losses = ["run,news,code,song"], ["run,news,song"]
+    for run in range(24):
+        parts = [draw.expovariate(1) for _ in range(3)]
+        news, code, song = (part / sum(parts) for part in parts)
+        noise = draw.gauss(0, 0.01)
+        mixtures.append(f"{run},{news},{code},{song}")
+        losses.append(f"{run},{2 + 2.7 ** (-2 * news) + noise},{3 + 2.7 ** (-1 - song) - noise}")
+    (place.folder / "mixtures.csv").write_text("\n".join(mixtures) + "\n")
+    (place.folder / "losses.csv").write_text("\n".join(losses) + "\n")
+    table = ("--from-table", "mixtures.csv", "losses.csv", "--force")
     place.dograph("plan", "regmix", *table, "--out", "regmix-best.yaml")
     for name in ("exponential", "ridge", "linear"):
         one = (f"mixer.surrogate={name}", *table, "--out", f"regmix-{name}.yaml")

@@ -53,7 +53,6 @@ def plan(
     lab: Path = console.LAB,
     dry_run: bool = option(False, "print the cost of the first proxies and stop", "--dry-run"),
     from_table: Pair | None = option(None, "fit to finished runs; no proxies", metavar=TABLE),
-    test_table: Pair | None = option(None, "runs to evaluate that fit on", metavar=TABLE),
     write_mixtures: Path | None = option(None, "only the proxies' mixtures, for another trainer"),
 ) -> None:
     """Find a mixture before training, and write it to a file that training can use."""
@@ -71,8 +70,6 @@ def plan(
                 "and write their table, then add --from-table MIXTURES.csv LOSSES.csv"
             )
         require_method(method)  # before torch is imported, which takes seconds
-        if test_table is not None:
-            raise ConfigError("--test-table is for --from-table; leave it out, or give both")
         if write_mixtures is not None:
             _require_free(write_mixtures, force=force, flag="--write-mixtures")
             _write_mixtures(method, settings or [], write_mixtures)
@@ -84,13 +81,12 @@ def plan(
     if write_mixtures is not None:
         raise ConfigError("--write-mixtures is for new runs, --from-table for finished ones")
     _require_free(out, force=force)
-    for name, pair in (("--from-table", from_table), ("--test-table", test_table)):
-        # With one file given, the command line takes the next option for the other.
-        if pair and str(pair[1]).startswith("--") and not pair[1].exists():
-            raise ConfigError(f"{name} takes two files, {TABLE}; the second is {pair[1]}")
+    # With one file given, the command line takes the next option for the other.
+    if str(from_table[1]).startswith("--") and not from_table[1].exists():
+        raise ConfigError(f"--from-table takes two files, {TABLE}; the second is {from_table[1]}")
     from dograph.cli.plan_table import plan_from_table
 
-    plan_from_table(method, settings or [], from_table, test_table, out, force)
+    plan_from_table(method, settings or [], from_table, out, force)
 
 
 def _require_free(out: Path, *tables: Path, force: bool, flag: str = "--out") -> None:
@@ -262,16 +258,10 @@ def _refusal(out: Path, findings: Mapping[str, Any], has_proxies: bool) -> Confi
 
 def _print_fit(findings: Mapping[str, Any]) -> None:
     """How good the fit is on runs it has not seen, then what it predicts."""
-    chosen, held_out = findings["surrogate"], findings.get("held_out")
+    chosen = findings["surrogate"]
     print(f"surrogate: {chosen['name']}: {chosen['why']}")
     for name, scores in chosen["cross_validated"].items():
         print(f"  {name} on left-out runs: {_scores(scores)}")
-    if held_out is not None:
-        scored = held_out["targets"] | {"the objective": held_out["objective"]}
-        for name, scores in scored.items():
-            if scores:
-                print(f"  {name} on the test table ({held_out['runs']} runs): {_scores(scores)}")
-        warn(held_out["notes"], "note")
     predicted, best = findings["predicted"], findings["predicted"]["best_run"]
     print(
         f"predicted loss: {predicted['proposal']:.4f}, of the prior {predicted['prior']:.4f}; best "

@@ -76,9 +76,7 @@ TABLE_METHODS: dict[str, type[TableOptions]] = {
 }
 
 
-def plan_from_table(
-    method: str, settings: list[str], files: Pair, test_files: Pair | None, out: Path, force: bool
-) -> None:
+def plan_from_table(method: str, settings: list[str], files: Pair, out: Path, force: bool) -> None:
     """Fit to the runs of a table, and write the mixture that the fit predicts to be best."""
     if method not in TABLE_METHODS:
         raise ConfigError(
@@ -91,7 +89,6 @@ def plan_from_table(
     options: Any = TABLE_METHODS[method](**given)
     at = options.model_dump(include={"tokens", "parameters"}, exclude_none=True)
     table = read_table(*files, **at)
-    test = read_table(*test_files) if test_files else None
     run, tokens = None, dict[str, int]()
     if described:  # optional: the run gives the natural mixture, and how often sources are read
         run = console.with_corpus(resolve_config(*console.split_settings(described)))
@@ -119,7 +116,6 @@ def plan_from_table(
         caps=caps,
         max_usage=options.max_usage,
         seed=SEED,
-        test_table=test,
         **how,
     )
     provenance = Provenance(

@@ -26,7 +26,6 @@ from dograph.mixtures.surrogates import (
     is_constant,
     require_surrogate,
     score,
-    score_table,
 )
 from dograph.mixtures.tables import MixtureTable
 from dograph.types import Mixture
@@ -66,7 +65,6 @@ def propose_from_table(
     max_usage: float | None = None,
     surrogate: str | None = None,
     seed: int = 42,
-    test_table: MixtureTable | None = None,
     draws: int = DRAWS,
     top: int = TOP,
     delta: float = DELTA,
@@ -101,16 +99,11 @@ def propose_from_table(
                 "the surrogate predicts the same loss for every mixture, so none is better than "
                 "another: the proposal is the prior, within the caps"
             )
-        for average in simulation["sensitivity"]:
-            average["weights"] = rows.by_source(average["weights"])
         findings["simulation"] = simulation
     else:
         weight_S, findings["optimum"] = _optimum(rows, objective, kl)
     findings["predicted"] = _predicted(rows, objective, weight_S)
     findings["support"] = _support(rows, choice, weight_S)
-    if test_table is not None:
-        test = test_table if reuse is None else reuse.table(test_table)
-        findings["held_out"] = score_table(objective, rows.shares, rows.table, test)
     weights = rows.by_source(weight_S)
     weights = reuse.expanded(weights) if reuse else weights
     return Proposal(Mixture.normalised(weights), findings, objective)

@@ -1,6 +1,6 @@
 """RegMix's draws: mixtures for proxies, for later rounds of them, and the simulated optimum.
 
-Shapes: N draws, S sources, K averages over different numbers of draws.
+Shapes: N draws, S sources.
 """
 
 import math
@@ -57,7 +57,6 @@ def capped(
 
 DRAWS = 100_000
 TOP = 128
-SENSITIVITY = (1, 16, 64, 128, 256, 512, 1024)
 
 
 def simulate(
@@ -72,29 +71,21 @@ def simulate(
     """Average the `top` of `draws` mixtures from Dirichlet(prior) by predicted loss.
 
     That is RegMix's optimum (regression notebook: 100,000 draws with the plain prior, concentration
-    1, the 128 lowest), with two additions: draws above a cap are cut to it, as theirs ignores the
-    usage cap; and averages over other numbers than `top` show how sensitive the result is: the more
-    draws are averaged, the closer the mean is to the prior. Ties: the earlier draw. If all
-    predictions are equal, the result is the prior, cut to the caps.
+    1, the 128 lowest), except that draws above a cap are cut to it, as theirs ignores the usage
+    cap. Ties: the earlier draw. If all predictions are equal, the result is the prior, cut to the
+    caps.
     """
     raw_NS = draw_around(stream(seed, "plans", "simulate"), prior_S, draws)
     weight_NS = capped(raw_NS, cap_S, prior_S)
     cut = float((raw_NS > cap_S).any(1).mean())
     loss_N = predict(weight_NS)
-    if is_constant(loss_N):
-        findings = {"draws": draws, "top": draws, "constant": True, "cut_to_caps": cut}
-        return capped(prior_S[None], cap_S, prior_S)[0], {**findings, "sensitivity": []}
-    order_N = np.argsort(loss_N, kind="stable")
-    tops = sorted({k for k in (*SENSITIVITY, top) if k <= draws})
-    mean_KS = np.array([weight_NS[order_N[:k]].mean(0) for k in tops])
-    mean_KS = np.minimum(mean_KS / mean_KS.sum(1, keepdims=True), cap_S)
-    chosen = tops.index(min(top, draws))
-    away_K = np.abs(mean_KS - mean_KS[chosen]).sum(1)  # L1 distance to the chosen mixture
-    findings = {"draws": draws, "top": tops[chosen], "constant": False, "cut_to_caps": cut}
-    each_K = zip(tops, predict(mean_KS).tolist(), away_K.tolist(), mean_KS, strict=True)
-    names = ("top", "predicted_loss", "distance", "weights")
-    sensitivity = [dict(zip(names, each, strict=True)) for each in each_K]
-    return mean_KS[chosen], {**findings, "sensitivity": sensitivity}
+    constant = is_constant(loss_N)
+    top = draws if constant else min(top, draws)
+    findings = {"draws": draws, "top": top, "constant": constant, "cut_to_caps": cut}
+    if constant:
+        return capped(prior_S[None], cap_S, prior_S)[0], findings
+    mean_S = weight_NS[np.argsort(loss_N, kind="stable")[:top]].mean(0)
+    return np.minimum(mean_S / mean_S.sum(), cap_S), findings
 
 
 def draw_around(draws: np.random.Generator, prior_S: np.ndarray, number: int) -> np.ndarray:

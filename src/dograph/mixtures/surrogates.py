@@ -6,16 +6,15 @@ Shapes: N runs, S sources, A penalties, V targets, R repeats, K folds.
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dograph.errors import ConfigError, DographError, did_you_mean, listed, require
+from dograph.errors import ConfigError, DographError, did_you_mean, require
 from dograph.mixtures.mixing_laws import fit_exponential
-from dograph.mixtures.tables import MixtureTable
 from dograph.progress import Progress, counted
 from dograph.rng import stream
 
@@ -113,11 +112,6 @@ SURROGATES: dict[str, Surrogate] = {
 
 
 def require_surrogate(name: str) -> None:
-    if name == "transfer":
-        raise ConfigError(
-            "the surrogate transfer was removed: a mixture planned with it did not lower the loss "
-            "of trained models; give exponential, or let cross-validation choose"
-        )
     if name not in SURROGATES:
         raise ConfigError(f'no surrogate "{name}"; {did_you_mean(name, SURROGATES)}')
 
@@ -183,17 +177,14 @@ class PlanObjective:
     fitted_V: list[Fitted]
     share_V: np.ndarray
 
-    def each(self, weight_NS: np.ndarray) -> np.ndarray:
-        """Predicted losses of all targets, (N, V)."""
+    def predict(self, weight_NS: np.ndarray) -> np.ndarray:
+        """Predicted losses of the objective, (N,)."""
         chunks = [weight_NS[start : start + CHUNK] for start in range(0, len(weight_NS), CHUNK)]
         work = list(product(self.fitted_V, chunks))
         with counted("{done}/{total} predictions", len(work)) as display:
             parts = _in_threads(lambda pair: pair[0].predict(pair[1]), work, display)
-        return np.concatenate(parts).reshape(len(self.fitted_V), len(weight_NS)).T
-
-    def predict(self, weight_NS: np.ndarray) -> np.ndarray:
-        """Predicted losses of the objective, (N,)."""
-        return np.asarray(self.each(weight_NS) @ self.share_V)
+        each_NV = np.concatenate(parts).reshape(len(self.fitted_V), len(weight_NS)).T
+        return np.asarray(each_NV @ self.share_V)
 
 
 def fit_objective(
@@ -330,48 +321,3 @@ def _validate(
     elif flat_RK.any():
         note = f"constant in {int(flat_RK.sum())} of {flat_RK.size} folds"
     return Scores(len(loss_NV), spearman, pearson, error, bias, note)
-
-
-def score_table(
-    objective: PlanObjective, shares: dict[str, float], table: MixtureTable, test: MixtureTable
-) -> dict[str, Any]:
-    """Scores on other runs, often of larger models. Columns are matched by name."""
-    notes = list(test.notes)
-    drawn = dict(zip(test.sources, test.weight_NS.T, strict=True))
-    losses = dict(zip(test.targets, test.loss_NV.T, strict=True))
-    if foreign := [s for s in test.sources if s not in table.sources and drawn[s].any()]:
-        what = f"the test table draws from {listed(foreign)}, unknown to the fitted table"
-        raise ConfigError(f"{what}, which has {listed(table.sources)}")
-    if absent := [source for source in table.sources if source not in drawn]:
-        notes.append(f"the test table does not name {listed(absent)}: weight 0 is assumed")
-    total = len(test.runs)
-    zero_N = np.zeros(total)
-    weight_NS = np.stack([drawn.get(source, zero_N) for source in table.sources], axis=1)
-    guess_NV = objective.each(weight_NS)
-    fitted_on = set(_rows(table))
-    if same := sum(row in fitted_on for row in _rows(test)):
-        which = f"{same} of the {total} runs of the test table are in the fitted table too"
-        notes.append(f"{which}: their scores are in-sample")
-    guesses = dict(zip(shares, guess_NV.T, strict=True))
-    each = {n: asdict(score(guess_N, losses[n])) for n, guess_N in guesses.items() if n in losses}
-    lacks = f"the test table has no loss of {listed([name for name in shares if name not in each])}"
-    if not each:
-        raise ConfigError(f"{lacks}; it has {listed(test.targets)}")
-    whole = None
-    if len(each) < len(shares):
-        notes.append(f"{lacks}: no score of the objective")
-    else:
-        loss_NV = np.stack([losses[name] for name in shares], axis=1)
-        whole = asdict(score(guess_NV @ objective.share_V, loss_NV @ objective.share_V))
-    for name, scores in ({"the objective": whole} if whole else each).items():
-        if scores["note"]:
-            missing = "no correlation, " if scores["spearman"] is None else ""
-            notes.append(f"test table, {name}: {missing}{scores['note']}")
-    return {"runs": total, "objective": whole, "targets": each, "notes": notes}
-
-
-def _rows(table: MixtureTable) -> list[frozenset[tuple[str, float]]]:
-    """Each run's mixture and losses by name, rounded, to compare the runs of two tables."""
-    names = [*table.sources, *(f"loss of {target}" for target in table.targets)]
-    value_NK = np.round(np.hstack([table.weight_NS, table.loss_NV]), 9)
-    return [frozenset(zip(names, row, strict=True)) for row in value_NK.tolist()]

@@ -76,7 +76,7 @@ def test_the_plan_is_that_of_runs_at_the_target(tmp_path, planted):
     files = write(tmp_path, planted)
     out = tmp_path / "plan.yaml"
     goal = [f"mixer.{name}={value!r}" for name, value in GOAL.items()]
-    plan_from_table("mixing-law", ["mixer.target=web", *goal], files, None, out, force=False)
+    plan_from_table("mixing-law", ["mixer.target=web", *goal], files, out, force=False)
     expected = propose_from_table("mixing-law", planted, target="web", max_usage=15.0)
     plan = yaml.safe_load(out.read_text())
     assert plan["weights"] == pytest.approx(expected.mixture.weights, abs=1e-4)

@@ -34,16 +34,6 @@ def _table(losses_of=("a", "b"), shift=0.0, seed=0):
     )
 
 
-def test_runs_that_were_fitted_on_are_no_test():
-    def notes(test):
-        found = propose_from_table("mixing-law", _table(), target="mean", test_table=test)
-        return [note for note in found.findings["held_out"]["notes"] if "in-sample" in note]
-
-    assert "12 of the 12 runs" in notes(_table())[0]
-    assert notes(_table(shift=0.1)) == []  # the same mixtures, another model
-    assert notes(_table(seed=1)) == []
-
-
 def test_scores_are_not_losses():
     notes = propose_from_table(
         "mixing-law", _table(["arc_easy_acc_norm", "face"]), target="face"
