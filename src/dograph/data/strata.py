@@ -3,15 +3,13 @@
 A document's features are its token 1- and 2-grams, hashed with signs into F buckets. Spherical
 K-means on a sample of the training documents gives the groups; then every document, training and
 validation, goes to the nearest group of its source. With --toward the groups are quantiles of the
-documents' scores instead. Memory does not grow with the corpus: documents are copied one by one,
-and their groups are kept in a file.
+documents' scores instead. Of a corpus that is larger than memory only the groups are held, four
+bytes a document: documents are copied one by one.
 
 Shapes: D documents, F features, K groups, N tokens, V vocabulary.
 """
 
 import logging
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,14 +72,9 @@ class Nearest:
 
 
 def _labelled(stratum: StratumTokens, assign: Assign) -> np.ndarray:
-    """The group of every document, (D,), in a temporary file."""
-    num_documents = stratum.entry.documents
-    with tempfile.TemporaryFile(dir=stratum.directory) as file:
-        # A full disk must raise an error here, not a signal when the map is written to.
-        if hasattr(os, "posix_fallocate"):  # not on macOS
-            os.posix_fallocate(file.fileno(), 0, 4 * num_documents)
-        label_D = np.memmap(file, dtype=np.int32, mode="w+", shape=(num_documents,))
-    for chunk_D in chunks(num_documents):
+    """The group of every document, (D,)."""
+    label_D = np.empty(stratum.entry.documents, np.int32)
+    for chunk_D in chunks(len(label_D)):
         label_D[chunk_D] = assign(stratum, chunk_D)
     return label_D
 

@@ -7,7 +7,6 @@ import json
 import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from dograph.errors import ConfigError, did_you_mean
 from dograph.mixtures.file import as_yaml
 from dograph.types import Mixture
 
-FEWEST_DIGITS, MOST_DIGITS = 6, 12  # after the decimal point
+DIGITS = 10  # significant ones: sums are within 1e-9 of 1, samplers ask for 1e-8
 HUB = "hf:"  # prefix of a place that is a dataset on the Hugging Face hub
 # file suffix -> the `datasets` builder that reads it
 FILE_KINDS = {".jsonl": "json", ".txt": "text"}
@@ -79,26 +78,9 @@ def export_mixture(name: str, mixture: Mapping[str, float], places: Mapping[str,
 
 
 def printed(mixture: Mapping[str, float]) -> dict[str, float]:
-    """The positive weights, rounded so that the decimals as printed sum to exactly 1.
-
-    Largest remainders, ties to the first name; none is rounded to zero. Digits after the point:
-    six, or as many more (up to twelve) as leave the smallest weight three figures.
-    """
+    """The positive weights, divided by their sum, with the digits that are printed."""
     shares = Mixture.normalised({name: w for name, w in mixture.items() if w > 0}).weights
-    smallest = min(shares.values())
-    digits = FEWEST_DIGITS
-    while digits < MOST_DIGITS and smallest * 10**digits < 100:
-        digits += 1
-    unit = 10**digits
-    parts = {name: max(int(share * unit), 1) for name, share in shares.items()}
-    by_remainder = sorted(shares, key=lambda name: -(shares[name] * unit % 1))
-    left = unit - sum(parts.values())
-    for name in by_remainder[: max(left, 0)]:
-        parts[name] += 1
-    if left < 0:  # weights below one unit were raised to it: the largest weight pays
-        parts[max(parts, key=lambda name: parts[name])] += left
-    assert sum(parts.values()) == unit
-    return {name: float(Decimal(part) / unit) for name, part in parts.items()}
+    return {name: float(f"{share:.{DIGITS}g}") for name, share in shares.items()}
 
 
 def file_kind(place: str) -> str | None:

@@ -92,7 +92,7 @@ class MixtureTable:
         return listed([self.runs[n] for n in np.flatnonzero(which_N)])
 
     def remarks(self) -> list[str]:
-        """Missing losses, constant columns, names of one side only, scores among the losses."""
+        """Missing losses, constant columns, scores among the losses."""
         notes = []
         gap_NV = np.isnan(self.loss_NV)
         empty_N = gap_NV.all(1)
@@ -114,17 +114,6 @@ class MixtureTable:
                 notes.append(f"no run has a loss of {target}")
             elif np.ptp(known_N) == 0:
                 notes.append(f"the loss of {target} is {known_N[0]:.6g} in every run")
-        silent = [source for source in self.sources if source not in self.targets]
-        foreign = [target for target in self.targets if target not in self.sources]
-        others = f"{len(foreign)} targets"
-        if len(silent) == len(self.sources):
-            notes.append(f"no target is named like a source; {others}: {listed(foreign)}")
-        else:
-            if silent:
-                of = f"{len(silent)} of {len(self.sources)} sources"
-                notes.append(f"{of} have no loss of their own: {listed(silent)}")
-            if foreign:
-                notes.append(f"{others} are no source: {listed(foreign)}")
         if scores := [target for target in self.targets if _SCORES.search(target)]:
             notes.append(
                 "named like a score, where higher is better, while plans minimize their target: "

@@ -1,6 +1,6 @@
 """Weights as they are printed, places, comments."""
 
-from decimal import Decimal
+import math
 
 import pytest
 import yaml
@@ -17,26 +17,21 @@ weights = st.lists(st.floats(0, 1, allow_subnormal=False), min_size=1, max_size=
 
 
 @given(weights)
-def test_printed_weights_sum_to_exactly_one(values):
+def test_printed_weights_sum_to_one_as_samplers_ask(values):
+    """numpy's `choice`, which `interleave_datasets` draws with, allows 1.5e-8."""
     mixture = {f"s{i}": value for i, value in enumerate(values)}
     shown = printed(mixture)
-    assert sum(Decimal(repr(weight)) for weight in shown.values()) == 1
+    assert abs(math.fsum(shown.values()) - 1) < 1e-9
     assert list(shown) == [name for name, value in mixture.items() if value > 0]
-    total, positive = sum(values), [v for v in values if v > 0]
-    digits = 6
-    while digits < 12 and min(positive) / total * 10**digits < 100:
-        digits += 1
-    raised = sum(v / total < 10**-digits for v in positive)  # from below one unit to one
     for name, weight in shown.items():
         assert weight > 0
-        assert abs(weight - mixture[name] / total) <= (1 + raised) * 10**-digits + 1e-15
+        assert weight == pytest.approx(mixture[name] / sum(values), rel=1e-9)
 
 
-def test_remainders_go_to_the_largest_then_to_the_first():
-    assert printed({"a": 1, "b": 1, "c": 1}) == {"a": 0.333334, "b": 0.333333, "c": 0.333333}
-    assert printed({"a": 1, "b": 4, "c": 2}) == {"a": 0.142857, "b": 0.571429, "c": 0.285714}
-    assert printed({"a": 1 - 3e-8, "b": 3e-8}) == {"a": 0.99999997, "b": 3e-8}
-    assert printed({"a": 1.0, "b": 1e-30}) == {"a": 1 - 1e-12, "b": 1e-12}
+def test_short_weights_stay_short():
+    assert printed({"a": 7, "b": 3}) == {"a": 0.7, "b": 0.3}
+    assert printed({"a": 1, "b": 2}) == {"a": 0.3333333333, "b": 0.6666666667}
+    assert printed({"a": 1.0, "b": 1e-30}) == {"a": 1.0, "b": 1e-30}
 
 
 @pytest.mark.parametrize("name", PRESETS)
