@@ -62,7 +62,10 @@ class StepGraphs:
             captured = CapturedMicroBatch(self, token_bT, compute)
         except (RuntimeError, NotCapturable) as error:
             self.works = False
-            reason = str(error).splitlines()[0]
+            cause: BaseException = error
+            while isinstance(cause.__context__, Exception):
+                cause = cause.__context__  # the first one
+            reason = str(cause).splitlines()[0]
             logger.warning("steps are not replayed as CUDA graphs, and take longer: %s", reason)
             return compute(taps, token_bT)
         self.captured[key] = captured
