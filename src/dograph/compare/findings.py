@@ -48,15 +48,6 @@ class Spread:
     deviation: Number | None  # sample standard deviation; None for one seed
     seeds: int
 
-    @property
-    def estimate(self) -> Estimate:
-        """The mean with its t interval; no interval for a single seed."""
-        if self.deviation is None or self.seeds < 2 or not math.isfinite(self.deviation):
-            return Estimate(self.mean)
-        error = self.deviation / math.sqrt(self.seeds)
-        interval = stats.t_interval(self.mean, error, self.seeds - 1)
-        return Estimate(self.mean, interval).within(stats.ABOVE_ZERO)
-
 
 @dataclass(frozen=True, slots=True)
 class MostEpochs:

@@ -14,7 +14,7 @@ from dograph.stats import Estimate
 
 TextStyle = Literal["soft", "claim", "heading", "command"]
 GroupStyle = Literal["list", "soft list", "warnings", "facts", "samples", "group", "grid", "folded"]
-NumberFormat = Literal["number", "signed", "fixed"]
+NumberFormat = Literal["number", "fixed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class ScatterChart:
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """A value and its number format; below it an interval or a difference."""
+    """A value and its number format; below it an interval."""
 
     value: str | float | None
     write: NumberFormat = "number"
@@ -71,9 +71,6 @@ class TableCell:
     low: float | None = None
     high: float | None = None
     left: bool = False  # aligned left
-    change: float | None = None  # difference to the baseline
-    shade: float | None = None  # the difference as a fraction of the largest one
-    claimed: bool = False
 
     @classmethod
     def of(

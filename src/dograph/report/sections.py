@@ -6,11 +6,10 @@ Figures for a paper use the same charts.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from dograph.compare.findings import MethodFindings
 from dograph.compare.tables import tables
 from dograph.report.charts import (
     DotChart,
@@ -60,8 +59,8 @@ PRICE = (
 )
 NOTHING_TO_COMPARE = "Nothing to compare: give a folder of dograph compare."
 METRICS_NOTE = (
-    "validation loss in nats with 95 % intervals over seeds; mean: of all sources, natural: "
-    "weighted by training tokens, worst: the largest, gap: largest minus smallest"
+    "mean: of all sources, natural: weighted by training tokens, worst: the largest, gap: largest "
+    "minus smallest; difference to the first method"
 )
 Row = TypeVar("Row")
 Columns = Mapping[str, Callable[[Row], Entry]]
@@ -305,39 +304,23 @@ def comparison(data: PageData) -> list[PageItem]:
 
 
 def _compared(one: Comparison) -> list[PageItem]:
-    """Losses, costs, differences, loss by source."""
-    baseline, (_, costs, *_) = one.findings.baseline, tables(one.findings)
-
-    def loss_of(name: str) -> Callable[[MethodFindings], Entry]:
-        return lambda method: TableCell.of(method.losses[name].estimate)
-
-    def tested(method: MethodFindings, part: str) -> Any:
-        return getattr(method.difference("mean"), part, None)
-
-    losses: Columns[MethodFindings] = {
-        "method": lambda method: method.label,
-        "seeds": lambda method: str(method.seeds),
-        **{name: loss_of(name) for name in METRICS},
-        f"mean vs. {baseline}": lambda m: TableCell.of(tested(m, "estimate"), "signed"),
-        "p (Holm)": lambda method: TableCell(tested(method, "p_holm"), "fixed", 3),
-        "<claim": lambda method: TableCell(tested(method, "claim"), left=True),
-    }
+    """The tables of the terminal, and charts of the differences."""
+    losses, costs, *by_source = tables(one.findings)
     every = [difference_chart(one, name) for name in METRICS]
     charts = [chart for chart in every if chart.rows]
     no_pairs = PageBlock("soft", "No pairs: no method shares a seed with the baseline.")
-    legend = "blue: lower, orange: higher; stronger colour: larger; !: significant"
     return [
         heading("Losses"),
-        PageBlock("soft", METRICS_NOTE),
-        table_of("methods", one.methods, losses),
+        PageBlock("soft", f"{losses.title}. {METRICS_NOTE}"),
+        PageTable("methods", losses.columns, losses.rows),
         heading("Cost"),
         PageBlock("soft", costs.title),
         PageTable("cost of methods", costs.columns, costs.rows),
         heading("Paired differences"),
         PageBlock("grid", charts) if charts else no_pairs,
         heading("Loss by method and source"),
-        PageBlock("soft", f"loss in nats, and below it the difference to {baseline}; {legend}"),
-        source_table(one),
+        PageBlock("soft", by_source[0].title),
+        *(PageTable("loss by method and source", own.columns, own.rows) for own in by_source),
     ]
 
 
@@ -356,23 +339,6 @@ def difference_chart(one: Comparison, metric: str) -> DotChart:
         rows,
         paper_name=f"{metric} loss vs. {baseline} (nats),\n95 % interval over seeds",
     )
-
-
-def source_table(one: Comparison) -> PageTable:
-    """A heat map as a table, so that every value can be read, also by a screen reader."""
-    differences = [[m.difference(source) for source in one.sources] for m in one.methods]
-    largest = max([1e-9, *(abs(own.mean) for row in differences for own in row if own)])
-    rows: list[list[Entry]] = []
-    for method, changes in zip(one.methods, differences, strict=True):
-        row: list[Entry] = [method.label]
-        for source, own in zip(one.sources, changes, strict=True):
-            cell = TableCell(method.sources[source].mean)
-            if own:
-                shade, claimed = own.mean / largest, own.is_claimed
-                cell = replace(cell, change=own.mean, shade=shade, claimed=claimed)
-            row.append(cell)
-        rows.append(row)
-    return PageTable("loss by method and source", ["method", *one.sources], rows)
 
 
 # The title of each section and the function that makes its items. Domains are drawn by domains.js.

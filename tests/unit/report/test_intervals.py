@@ -6,27 +6,21 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dograph.compare.findings import Spread
 from dograph.report.one_run import BlockLoss, block_losses, over_blocks
 from dograph.report.sections import band
 from dograph.report.series import Series, rounded
-from dograph.stats import mean_estimate, t_quantile
+from dograph.stats import ABOVE_ZERO, mean_estimate, t_quantile
 
 
 def test_seeds_have_one_interval_wherever_they_are_shown():
-    """From their values, from a comparison's mean and deviation, and as a band over steps."""
+    """From their values, and as a band over steps."""
     values = [3.1, 3.3, 2.9, 3.25]
     low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
-    deviation = float(np.std(values, ddof=1))
-    for found in (
-        mean_estimate(values),
-        Spread(float(np.mean(values)), deviation, 4).estimate,
-    ):
-        assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12)
+    found = mean_estimate(values)
+    assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12)
     drawn = band([Series(x=[20], y=[value]) for value in values], "a method", 0)
     assert drawn.low == rounded(np.array([low]))
     assert drawn.high == rounded(np.array([high]))
-    assert Spread(3.0, None, 1).estimate.low is None
 
 
 def test_a_band_has_the_interval_of_every_step():
@@ -84,9 +78,9 @@ def test_intervals_of_losses_stay_above_zero():
     """Two seeds that differ much: the t interval alone would reach below zero."""
     values = [0.2, 0.9]
     assert mean_estimate(values).low < 0
-    spread = Spread(0.55, float(np.std(values, ddof=1)), 2).estimate
-    assert (spread.low, spread.value) == (0.0, 0.55)
-    assert spread.high == pytest.approx(mean_estimate(values).high)
+    cut = mean_estimate(values).within(ABOVE_ZERO)
+    assert (cut.low, cut.value) == (0.0, pytest.approx(0.55))
+    assert cut.high == mean_estimate(values).high
     assert band([Series(x=[20], y=[value]) for value in values], "m", 0).low == [0.0]
     own = over_blocks(0.55, [(1.0, BlockLoss(0.55, 0.5, 2))])
     assert own.low == 0.0

@@ -45,7 +45,7 @@ function signed(value, digits = 4) {
 }
 
 // Number formats, by the names that cells and charts use.
-const FORMATS = { number, signed, fixed: (value, digits) => value.toFixed(digits) };
+const FORMATS = { number, fixed: (value, digits) => value.toFixed(digits) };
 const interval = (low, high, write) => (isKnown(low) ? `[${write(low)}, ${write(high)}]` : "");
 
 function choice(label, id, options, chosen, changed) {
@@ -56,26 +56,18 @@ function choice(label, id, options, chosen, changed) {
   return el("label", { for: id }, label, select);
 }
 
-// A table entry: text, a number, nothing, or a cell with an interval or difference.
+// A table entry: text, a number, nothing, or a cell with an interval.
 function entry(cell, tag, scope) {
   if (typeof cell === "number") return el(tag, { scope }, number(cell));
   if (cell === null || typeof cell === "string") return el(tag, { scope }, cell && named(cell));
   const write = (value) => (isKnown(value) ? FORMATS[cell.write](value, cell.digits) : "");
-  const isChanged = isKnown(cell.change);
-  const change = isChanged && signed(cell.change) + (cell.claimed ? " !" : "");
-  const below = change || interval(cell.low, cell.high, write);
-  const node = el(
+  const below = interval(cell.low, cell.high, write);
+  return el(
     tag,
-    { class: cell.left ? "left" : isChanged ? "heat" : null, scope },
+    { class: cell.left ? "left" : null, scope },
     typeof cell.value === "string" ? named(cell.value) : write(cell.value),
     below ? el("small", {}, below) : null,
   );
-  if (isChanged) {
-    const strength = (8 + 50 * Math.abs(cell.shade)).toFixed(1);
-    const colour = `var(--${cell.change < 0 ? "low" : "high"})`;
-    node.style.backgroundColor = `color-mix(in srgb, ${colour} ${strength}%, transparent)`;
-  }
-  return node;
 }
 
 function table({ name, heads, rows, summaries = 0, tall }) {
