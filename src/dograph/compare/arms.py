@@ -190,8 +190,15 @@ class Ask:
         more methods and seeds than requested: its record keeps them, and its baseline.
         """
         assert not (shared and self.budget == "compute"), "new methods would change others' steps"
-        asked = self.record(corpus)
-        stored = self._stored_record() or asked
+        asked, file, stored = self.record(corpus), self.out / ASK, None
+        if file.is_file():
+            skipped = Skipped()
+            if (stored := read_record(file, with_present_names, skipped)) is None:
+                why = skipped.warnings()[0]
+                raise RunError(f"{why}; restore it, or use another folder: --out {self.out}-2")
+        elif self.out.is_dir() and any(self.out.iterdir()):
+            raise RunError(f"{self.out} is not empty and holds no comparison; use another --out")
+        stored = stored or asked
         seeds = _union(stored["seeds"], asked["seeds"])
         labels = _union(list(stored["methods"]), list(asked["methods"]))
 
@@ -215,24 +222,11 @@ class Ask:
             )
         try:
             self.out.mkdir(parents=True, exist_ok=True)
-            write_json(self.out / ASK, joined if shared else asked)
+            write_json(file, joined if shared else asked)
         except OSError as error:
             raise RunError(
                 f"--out={self.out} cannot be written: {error.strerror}; use another folder"
             ) from error
-
-    def _stored_record(self) -> dict[str, Any] | None:
-        """The record of the comparison in the folder; None if the folder is empty or missing."""
-        file = self.out / ASK
-        if file.is_file():
-            skipped = Skipped()
-            if (record := read_record(file, with_present_names, skipped)) is None:
-                why = skipped.warnings()[0]
-                raise RunError(f"{why}; restore it, or use another folder: --out {self.out}-2")
-            return record
-        if self.out.is_dir() and any(self.out.iterdir()):
-            raise RunError(f"{self.out} is not empty and holds no comparison; use another --out")
-        return None
 
 
 def with_present_names(record: dict[str, Any]) -> dict[str, Any]:
@@ -257,19 +251,18 @@ def differences(stored: Any, asked: Any, name: str = "") -> Iterator[str]:
     elif stored != asked:
         shown = []
         for side in (stored, asked):
-            settings = list(_settings(side))
+            settings = [f"{key}={value}" if key else value for key, value in typed(side)]
             more = len(settings) - MAX_SETTINGS
             shown.append(" ".join(settings[:MAX_SETTINGS]) + (f" and {more} more" * (more > 0)))
         yield f"{name.removeprefix('settings.')}: {shown[0]} stored, {shown[1]} requested"
 
 
-def _settings(value: Any, name: str = "") -> Iterator[str]:
-    """As a user would type them: `mixer.name=regmix`, `mixer.num_proxies=9`; `0.002`, `true`."""
+def typed(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted names of settings with values as typed: `mixer.name`, `regmix`; `mixer.top`, `9`."""
     if isinstance(value, Mapping) and (value or name):
         for key, inner in value.items():
-            yield from _settings(inner, f"{name}.{key}" if name else str(key))
+            yield from typed(inner, f"{name}.{key}" if name else str(key))
+    elif value is None:
+        yield name, "null" if name else "none"
     else:
-        typed = "null" if name else "none"
-        if value is not None:
-            typed = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        yield f"{name}={typed}" if name else typed
+        yield name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

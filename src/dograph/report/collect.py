@@ -1,6 +1,5 @@
 """From run directories and comparisons to everything that a page and its figures show."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dograph import __version__
-from dograph.compare.arms import ASK
+from dograph.compare.arms import ASK, typed
 from dograph.compare.findings import REPORT, Findings, MethodFindings
 from dograph.config import RunConfig
 from dograph.errors import DographError, RunError
@@ -29,7 +28,8 @@ AVERAGE = "average"
 POINTS = 2400  # buckets shared by all runs, so that many runs do not make a huge page
 LEAST, MOST = 60, 400  # buckets of a curve
 # Settings that may differ between runs of a group: the seed, and those that change no number.
-_FREE = ("seed", "run", "log", "checkpoint", "probe")
+_FREE: Any = dict.fromkeys(("seed", "run", "log", "checkpoint", "probe"), True)
+_FREE["train"] = {"device"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,6 @@ class Comparison:
         means_of = [[one.mean for one in m.sources.values()] for m in self.findings.methods]
         is_known = [bool(means) and all(map(math.isfinite, means)) for means in means_of]
         return list(compress(self.findings.methods, is_known))
-
-    @property
-    def sources(self) -> list[str]:
-        return list(next((method.sources for method in self.methods), ()))
 
     @property
     def claim(self) -> str:
@@ -322,7 +318,7 @@ def group_names(
     the comparison before it if another run has it too. Other runs are named by their mixer and the
     settings that differ from other runs of this mixer.
     """
-    flat = [_flat(config.model_dump(mode="json", exclude=set(_FREE))) for config in configs]
+    flat = [dict(typed(config.model_dump(mode="json", exclude=_FREE))) for config in configs]
     pairs = list(zip(flat, methods, strict=True))
     names, owners = list[str](), dict[str, set[tuple[str, str] | None]]()
     for own, method in pairs:
@@ -338,14 +334,3 @@ def group_names(
         f"{method[0]}: {name}" if method and len(owners[name]) > 1 else name
         for name, method in zip(names, methods, strict=True)
     ]
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Settings by their dotted names, written as on the command line."""
-    flat: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        elif f"{prefix}{name}" != "train.device":
-            flat[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value)
-    return flat

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dograph.compare.arms import Ask
+from dograph.compare.arms import Ask, typed
 from dograph.compare.cells import Say
 from dograph.compare.findings import REPORT, Findings
 from dograph.compare.session import forecast_lines, open_corpus, run_compare
@@ -149,7 +149,7 @@ def _scoring(request: EvalRequest) -> dict[str, Any]:
 
 
 # Settings that change numbers are listed, except those that have a line of their own.
-_PARTS = ("data", "model", "sketch", "optim", "train", "eval")
+_PARTS = {"data", "model", "sketch", "optim", "train", "eval"}
 _NOT_LISTED = {
     *("data.corpus", "data.warn_epochs", "train.device", "eval.every"),
     *("train.micro_batch_size", "train.activation_checkpointing"),
@@ -163,17 +163,14 @@ def setup_differences(study: Study) -> Iterator[str]:
     """
     artefact, ask = study.artefact, study.ask
     ours, theirs = ask.config, resolve_config(f"paper-{artefact.model}", [])
-    here, there = (config.model_dump(mode="json") for config in (ours, theirs))
-    if artefact.sizes:
-        del here["model"]["preset"]
-    changed = []
-    for section in _PARTS:
-        for name, value in here[section].items():
-            pair = value, there[section][name]
-            if f"{section}.{name}" not in _NOT_LISTED and pair[0] != pair[1]:
-                shown = [f"{value:g}" if isinstance(value, float) else str(value) for value in pair]
-                changed.append(f"{section}.{name} {shown[0]} (paper's preset: {shown[1]})")
-    if changed:
+    dumps = (config.model_dump(mode="json", include=_PARTS) for config in (ours, theirs))
+    here, there = (dict(typed(values)) for values in dumps)
+    not_listed = _NOT_LISTED | ({"model.preset"} if artefact.sizes else set())
+    if changed := [
+        f"{name} {value} (paper's preset: {there.get(name)})"
+        for name, value in here.items()
+        if name not in not_listed and value != there.get(name)
+    ]:
         yield f"settings: {', '.join(changed)}"
     yield f"a run: {ours.tokens:,} tokens; paper: {theirs.tokens:,}"
     corpus = study.findings.corpus

@@ -31,7 +31,7 @@ def test_figures_are_those_of_the_file(findings):
     for method in found.methods:
         own = by_name[method.label]
         assert method.losses["mean"].mean == own["losses"]["mean"]["mean"]
-        for source in found.sources if method.differences else ():
+        for source in method.sources if method.differences else ():
             difference = method.difference(source)
             told = own["differences"]["sources"][source]
             assert difference.estimate.low == told["interval"]["low"]
