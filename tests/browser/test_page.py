@@ -9,7 +9,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from dograph.report.render import write_page
-from dograph.report.server import Live, Server
+from dograph.report.server import Server
 from page_runs import HOSTILE, dograph_run, hostile_corpus, wide_choice, write_run
 
 pytestmark = pytest.mark.slow
@@ -247,7 +247,7 @@ def test_lines_are_switched_and_views_changed(page, many):
 
 def test_a_run_is_followed_while_it_goes_on(page, folder):
     going = write_run(folder / "going", steps=20, total=40)
-    with Server(Live([going]), 0) as server:
+    with Server([going], 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

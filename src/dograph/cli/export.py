@@ -81,21 +81,17 @@ def _print_presets() -> None:
 
 def _last_weights(run: Path) -> dict[str, float]:
     """The mixture over sources in force at the end of a run."""
-    from dograph.data.corpus import Corpus
-    from dograph.data.sampler import WeightLog
+    from dograph.eval.recorded import replayed
     from dograph.records import Skipped
-    from dograph.train.assembly import open_sampler
     from dograph.train.run_dir import RunDirectory
 
-    directory = RunDirectory.open(run)
+    directory, skipped = RunDirectory.open(run), Skipped()
     if not directory.weights_file.is_file():
         raise ConfigError(f"{run} has no {directory.weights_file.name} yet; train it first")
-    config, skipped = directory.config(), Skipped()
-    corpus = Corpus(config.data.corpus)
-    sampler = open_sampler(config, corpus)
-    entries = WeightLog.load(directory.weights_file, sampler.names, skipped).entries
-    if not entries:
+    corpus, sampler = replayed(directory, skipped)
+    if not sampler.log.entries:
         why = "".join(f" ({text})" for text in skipped.warnings())
         raise ConfigError(f"{directory.weights_file} has no mixture{why}; give a mixture file")
     warn(skipped.warnings())
-    return dict.fromkeys(corpus.sources, 0.0) | sampler.by_source(entries[-1].weight_S)
+    last = sampler.log.entries[-1]
+    return dict.fromkeys(corpus.sources, 0.0) | sampler.by_source(last.weight_S)

@@ -32,10 +32,10 @@ def report(
     if watch:
         names = ", ".join(map(str, runs))
         say(f"{names}: loading")  # torch takes seconds to import
-        from dograph.report.server import Live, Server
+        from dograph.report.server import Server
 
         # Until Ctrl-C, which does not affect the runs.
-        with Server(Live(runs), port) as server, suppress(KeyboardInterrupt):
+        with Server(runs, port) as server, suppress(KeyboardInterrupt):
             print(f"watching {names}: {server.address} (Ctrl-C ends it)", flush=True)
             server.serve_forever()
         print()

@@ -132,7 +132,7 @@ def samples_of_step(path: Path, step: int, skipped: Skipped | None = None) -> li
     """Every sample of a step in the order of the world batch, from the weight log and the seed."""
     run = RunDirectory.open(path)
     _require_step(run, step)
-    corpus, sampler = _replayed(run, skipped or Skipped())
+    corpus, sampler = replayed(run, skipped or Skipped())
     ids = sampler.draw(step - 1)
     rows = []
     for i in range(len(ids)):
@@ -159,7 +159,7 @@ def proposed_sizes(points: Iterable[tuple[float, float]]) -> list[tuple[int, int
     return schedule
 
 
-def _replayed(run: RunDirectory, skipped: Skipped) -> tuple[Corpus, Sampler]:
+def replayed(run: RunDirectory, skipped: Skipped) -> tuple[Corpus, Sampler]:
     """The corpus of a run, and a sampler that draws what the run drew."""
     config = run.config()
     corpus = Corpus(config.data.corpus)
@@ -176,7 +176,7 @@ def watched_lines(path: Path, skipped: Skipped) -> list[str]:
     if not run.watch_file.is_file():
         raise RunError(f"the samples of {path} were not watched; train with train.on_spike=warn")
     rows = deque(read_lines(run.watch_file, watched_row, skipped), maxlen=MOST_WATCHED)
-    (corpus, sampler), flagged = _replayed(run, skipped), Counter[tuple[str, str]]()
+    (corpus, sampler), flagged = replayed(run, skipped), Counter[tuple[str, str]]()
     spikes = [row["step"] for row in rows if row["spike"]]
     lines = [f"{len(spikes)} spikes; {len(rows)} steps with spikes or unusual samples are recorded"]
     for row in rows:

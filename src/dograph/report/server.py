@@ -29,14 +29,22 @@ LEAST_WAIT, SHARE = 3.0, 20.0  # seconds between reads, and at least 20 times wh
 Look = tuple[PageData, str, float]
 
 
-class Live:
-    """The current data of a page, read again only if files have changed."""
+class Server(ThreadingHTTPServer):
+    """Serves one page; its data are read again only if files have changed."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    daemon_threads = True
+
+    def __init__(self, paths: Sequence[Path], port: int) -> None:
         self._paths, self._lock = paths, Lock()
         self._subjects = open_subjects(paths)
         self._files: list[tuple[Path, int, int]] | None = None
         self._last: Look | None = None
+        try:
+            super().__init__((HOST, port), Handler)
+        except OSError as error:
+            raise ConfigError(
+                f"--port {port}: {error.strerror or error}; give another port, or 0 for a free one"
+            ) from error
 
     def look(self) -> Look:
         with self._lock:
@@ -59,21 +67,6 @@ class Live:
             paths.append(run.path / EVAL)
         status = {path: path.stat() for path in paths if path.exists()}
         return [(path, now.st_mtime_ns, now.st_size) for path, now in status.items()]
-
-
-class Server(ThreadingHTTPServer):
-    """Serves one page."""
-
-    daemon_threads = True
-
-    def __init__(self, live: Live, port: int) -> None:
-        self.live = live
-        try:
-            super().__init__((HOST, port), Handler)
-        except OSError as error:
-            raise ConfigError(
-                f"--port {port}: {error.strerror or error}; give another port, or 0 for a free one"
-            ) from error
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A closed browser tab, or a file that is being replaced, ends only this request."""
@@ -99,10 +92,10 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Host") not in own_names:
             self._answer(403, "text/plain", "this server answers only to 127.0.0.1 and localhost")
         elif url.path == "/":
-            page = render(self.server.live.look()[0], live=True)
+            page = render(self.server.look()[0], live=True)
             self._answer(200, "text/html; charset=utf-8", page)
         elif url.path == "/data.json":
-            data, version, wait = self.server.live.look()
+            data, version, wait = self.server.look()
             if parse_qs(url.query).get("since", [""])[0] == version:
                 self._answer(204)
                 return

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dograph.errors import ConfigError
-from dograph.report.server import Handler, Live, Server
+from dograph.report.server import Handler, Server
 from page_runs import step_row, write_run
 
 
@@ -20,7 +20,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def server(run):
-    with Server(Live([run]), 0) as server:
+    with Server([run], 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server
@@ -103,18 +103,18 @@ def test_only_news_are_sent(server, run):
 
 def test_a_taken_port_is_told(server, run):
     with pytest.raises(ConfigError, match="--port"):
-        Server(Live([run]), server.server_port)
+        Server([run], server.server_port)
 
 
 def test_a_comparison_is_followed_as_its_runs_come(tmp_path):
     folder = tmp_path / "compare"
     folder.mkdir()
     (folder / "ask.json").write_text("{}")
-    live = Live([folder])
-    assert live.look()[0].runs == []
-    write_run(folder / "cells" / "my-method-s0", steps=30, total=60)
-    first = live.look()
-    assert [(run.name, run.group) for run in first[0].runs] == [("my-method-s0", "my-method")]
-    assert live.look() is first
-    write_run(folder / "cells" / "natural-s0", steps=10, total=60)
-    assert [run.steps for run in live.look()[0].runs] == [30, 10]
+    with Server([folder], 0) as live:
+        assert live.look()[0].runs == []
+        write_run(folder / "cells" / "my-method-s0", steps=30, total=60)
+        first = live.look()
+        assert [(run.name, run.group) for run in first[0].runs] == [("my-method-s0", "my-method")]
+        assert live.look() is first
+        write_run(folder / "cells" / "natural-s0", steps=10, total=60)
+        assert [run.steps for run in live.look()[0].runs] == [30, 10]
