@@ -16,8 +16,8 @@ from torch import Tensor
 
 from dograph.kernels import launch, power_of_two
 
-_BLOCK = 4096  # logits of one token that are read at once
-_COLUMNS = 128  # of a block of the gradient that is not hashed
+_BLOCK = 4096  # logits of one token that are read at once, by four warps
+_ERRORS, _COLUMNS = 2048, 128  # that are written at once; columns of a block without a hash
 
 
 def nll_by_kernel(logits_NV: Tensor, target_N: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
@@ -30,7 +30,7 @@ def nll_by_kernel(logits_NV: Tensor, target_N: Tensor, vocab_size: int) -> tuple
         (len(target_N),),
         *(logits_NV, target_N, nll_N, norm_N, size, vocab_size),
         BLOCK=min(_BLOCK, power_of_two(size, 16)),
-        warps=8,
+        warps=4,
     )
     return nll_N, norm_N
 
@@ -57,7 +57,7 @@ def error_by_kernel(
         *(logits_NV, target_N, norm_N, grad_N, error_NV, sign_V, hash_Nq),
         *(size, vocab_size, columns),
         HASHES=hashing is not None,
-        ROWS=max(_BLOCK // padded, 1),
+        ROWS=max(_ERRORS // padded, 1),
         Q=padded,
         warps=8,
     )

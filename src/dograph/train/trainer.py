@@ -292,7 +292,8 @@ class Trainer:
         if self.due is not None:
             self.write_metrics()
         if "noise" in self.state.meters:
-            self.noise.observe(record.signals, batch.source_B)
+            with self.reading(self.step.watch.mark()):  # while the next step runs
+                self.noise.observe(record.signals, batch.source_B)
             record = replace(record, noise=self.noise.report())
         self.unwritten.append(record)
         self.done += 1
@@ -431,6 +432,8 @@ class Trainer:
     def save(self) -> None:
         main = self.world.is_main
         self.files.sync()
+        if self.reader is not None:
+            self.reader.synchronize()  # the noise scale of the last step
         checkpoint.write_checkpoint(self.run, self.done, self.state, self.tokenizer, main=main)
         if main:
             self.tidy()
