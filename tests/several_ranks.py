@@ -25,7 +25,9 @@ def on_ranks(size, work, *arguments, device="cpu", backend="gloo"):
     context.set_forkserver_preload([*IMPORTS, "dograph.train.step"])
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
-            context.Process(target=_rank, args=(rank, size, folder, work, arguments, device, backend))
+            context.Process(
+                target=_rank, args=(rank, size, folder, work, arguments, device, backend)
+            )
             for rank in range(size)
         ]
         for process in ranks:

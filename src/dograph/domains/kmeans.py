@@ -26,7 +26,7 @@ REFILL_EVERY = 5  # iterations between checks for empty domains; the last one ch
 SAME = 1e-13  # squared distances below this fraction of the points' squares are rounding errors
 SMALLEST_NORM = 1e-20  # of a sketch that has a direction: squares of float32 end at 1e-45
 RATIO = 0.6180339887498949  # golden ratio: its multiples modulo 1 are spread evenly
-MOST_SAMPLES, MOST_DOMAINS = 128, 32  # of the kernels, which hold the Gram in registers
+MOST_SAMPLES, MOST_DOMAINS = 1024, 64  # of the kernels
 
 
 class Clustering(NamedTuple):
