@@ -48,9 +48,9 @@ def restarts_by_kernel(
     state_R = label_2RB.new_full((restarts,), iterations)
     given = (*given, label_2RB, cross_2RMB, sorted_RGP, state_R)
     constants |= {"COLS": side // parts, "DEEP": min(constants["PM"], 16384 // side)}
-    for first in range(0, iterations + 2, iterations + 2 if parts == 1 else 1):
-        last = iterations + 2 if parts == 1 else first + 1
-        launch(_steps, (restarts, parts), *given, first, last, **constants)
+    for step in range(0, iterations + 2, iterations + 2 if parts == 1 else 1):
+        steps = (max(step, 1), iterations + 2 if parts == 1 else step + 1)
+        launch(_steps, (restarts, parts), *given, *steps, SEEDS=step == 0, **constants)
     return label_RB, inertia_R
 
 
@@ -224,10 +224,12 @@ def _steps(
     PL: tl.constexpr,
     COLS: tl.constexpr,
     DEEP: tl.constexpr,
+    SEEDS: tl.constexpr,
 ):
-    """Step 0 takes seeds, the last one sums distances; labels and sums alternate between places.
+    """Lloyd's steps on sums of the step before; one beyond the last is for the inertia.
 
     The programs of a restart all find the same labels, and each sums its columns for the next step.
+    Labels and sums alternate between two places, as some programs still read when others write.
     """
     restart = tl.program_id(0)
     sample = tl.arange(0, PB)
@@ -236,18 +238,18 @@ def _steps(
     rounding_B = tl.load(rounding + sample, mask=inside, other=0.0)
     square_B = tl.load(gram + sample * (B + 1), mask=inside, other=0.0)
     order += (restart * tl.num_programs(1) + tl.program_id(1)) * PB
+    count = tl.num_programs(0)
+    if SEEDS:
+        race += restart * L * B
+        seed_B = _plus_plus(gram, rounding, race, square_B, rounding_B, shapes, B, M, L, PB, PL)
+        tl.store(label + restart * B + sample, seed_B, mask=inside)
+        _sums(gram, cross + restart * M * B, order, seed_B, shapes, B, M, PB, PM, COLS)
+        tl.debug_barrier()  # what some threads stored others load
     for step in range(first, last):
         final = tl.load(state + restart)  # the step whose labels stay, once that is known
-        place = (step % 2) * tl.num_programs(0) + restart
-        if step == 0:
-            own_race = race + restart * L * B
-            label_B = _plus_plus(
-                gram, rounding, own_race, square_B, rounding_B, shapes, B, M, L, PB, PL
-            )
-            tl.store(label + place * B + sample, label_B, mask=inside)
-            _sums(gram, cross + place * M * B, order, label_B, shapes, B, M, PB, PM, COLS)
-        elif (step <= final) | (step > ITERATIONS):
-            before = (tl.minimum(step - 1, final) % 2) * tl.num_programs(0) + restart
+        place = (step % 2) * count + restart
+        if (step <= final) | (step > ITERATIONS):
+            before = (tl.minimum(step - 1, final) % 2) * count + restart
             label_B = tl.load(label + before * B + sample, mask=inside, other=0)
             nearest_B, best_B, own_B, num_empty = _compare_sums(
                 cross + before * M * B, shapes, label_B, B, M, SPHERICAL, PB, DEEP
@@ -265,7 +267,7 @@ def _steps(
                     nearest_B = _fill_empty(nearest_B, own_B, shapes, M, PB, PM)
                 tl.store(label + place * B + sample, nearest_B, mask=inside)
                 _sums(gram, cross + place * M * B, order, nearest_B, shapes, B, M, PB, PM, COLS)
-        tl.debug_barrier()  # what some threads stored others load
+        tl.debug_barrier()
 
 
 @triton.jit
