@@ -25,7 +25,7 @@ def restarts_by_kernel(
     label_RB = torch.empty(restarts, size, dtype=torch.int64, device=race_MRLB.device)
     inertia_R = space.gram_BB.new_empty(restarts)
     side = power_of_two(size, 32)  # Triton 3.6 fails on some kernels of 16 rows
-    given = (space.gram_BB, space.weight_B, space.rounding_B, race_MRLB, label_RB, inertia_R, size)
+    given = [space.gram_BB, space.weight_B, space.rounding_B, race_MRLB, label_RB, inertia_R, size]
     constants = {
         "M": num_domains,
         "L": num_trials,
@@ -46,7 +46,7 @@ def restarts_by_kernel(
     cross_2RMB = inertia_R.new_empty(2, restarts, num_domains, size)
     sorted_RGP = label_2RB.new_empty(restarts, parts, side)
     state_R = label_2RB.new_full((restarts,), iterations)
-    given = (*given, label_2RB, cross_2RMB, sorted_RGP, state_R)
+    given += [label_2RB, cross_2RMB, sorted_RGP, state_R]
     constants |= {"COLS": side // parts, "DEEP": min(constants["PM"], 16384 // side)}
     for step in range(0, iterations + 2, iterations + 2 if parts == 1 else 1):
         steps = (max(step, 1), iterations + 2 if parts == 1 else step + 1)

@@ -94,6 +94,10 @@ BATCHES = {  # size, dims, domains, options, kind of points
     "not finite": (20, 16, 5, {"normalise": False}, {"broken": 5}),
     "spherical not finite": (20, 16, 5, {"normalise": True}, {"broken": 5}),
     "fewer samples than domains": (5, 9, 11, {"normalise": False}, {}),
+    "wide": (129, 40, 11, {"normalise": False, "iterations": 4}, {}),
+    "wide, spherical": (192, 24, 6, {"normalise": True, "iterations": 4}, {}),
+    "wide, not finite": (140, 16, 5, {"normalise": False, "iterations": 4}, {"broken": 5}),
+    "several programs": (200, 16, 40, {"normalise": False, "iterations": 1}, {}),
 }
 
 PRECISIONS = [
