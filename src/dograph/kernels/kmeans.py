@@ -47,7 +47,7 @@ def restarts_by_kernel(
     sorted_RGP = label_2RB.new_empty(restarts, parts, side)
     state_R = label_2RB.new_full((restarts,), iterations)
     given += [label_2RB, cross_2RMB, sorted_RGP, state_R]
-    constants |= {"COLS": side // parts, "DEEP": min(constants["PM"], 16384 // side)}
+    constants |= {"C": side // parts, "DEEP": min(constants["PM"], 16384 // side)}
     for step in range(0, iterations + 2, iterations + 2 if parts == 1 else 1):
         steps = (max(step, 1), iterations + 2 if parts == 1 else step + 1)
         launch(_steps, (restarts, parts), *given, *steps, SEEDS=step == 0, **constants)
@@ -222,7 +222,7 @@ def _steps(
     PB: tl.constexpr,
     PM: tl.constexpr,
     PL: tl.constexpr,
-    COLS: tl.constexpr,
+    C: tl.constexpr,
     DEEP: tl.constexpr,
     SEEDS: tl.constexpr,
 ):
@@ -243,8 +243,9 @@ def _steps(
         race += restart * L * B
         seed_B = _plus_plus(gram, rounding, race, square_B, rounding_B, shapes, B, M, L, PB, PL)
         tl.store(label + restart * B + sample, seed_B, mask=inside)
-        _sums(gram, cross + restart * M * B, order, seed_B, shapes, B, M, PB, PM, COLS)
-        tl.debug_barrier()  # what some threads stored others load
+        key_B = tl.where(shapes, seed_B, M) * PB + sample
+        _sums(gram, cross + restart * M * B, order, key_B, B, M, PM, PB, C)
+        tl.debug_barrier()
     for step in range(first, last):
         final = tl.load(state + restart)  # the step whose labels stay, once that is known
         place = (step % 2) * count + restart
@@ -266,30 +267,21 @@ def _steps(
                     own_B = _distances(best_B, square_B, rounding_B, shapes)
                     nearest_B = _fill_empty(nearest_B, own_B, shapes, M, PB, PM)
                 tl.store(label + place * B + sample, nearest_B, mask=inside)
-                _sums(gram, cross + place * M * B, order, nearest_B, shapes, B, M, PB, PM, COLS)
+                key_B = tl.where(shapes, nearest_B, M) * PB + sample
+                _sums(gram, cross + place * M * B, order, key_B, B, M, PM, PB, C)
         tl.debug_barrier()
 
 
 @triton.jit
 def _sums(
-    gram,
-    cross,
-    order,
-    label_B,
-    shapes,
-    B,
-    M: tl.constexpr,
-    PB: tl.constexpr,
-    PM: tl.constexpr,
-    COLS: tl.constexpr,
+    gram, out, order, key_B, B, M: tl.constexpr, PM: tl.constexpr, PB: tl.constexpr, C: tl.constexpr
 ):
     """The sum of each domain's rows, in these columns: rows by domain, 32 at a time."""
-    sample = tl.arange(0, PB)
-    tl.store(order + sample, tl.sort(tl.where(shapes, label_B, M) * PB + sample))
-    tl.debug_barrier()
-    col = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    tl.store(order + tl.arange(0, PB), tl.sort(key_B))
+    tl.debug_barrier()  # what some threads stored others load
+    col = tl.program_id(1) * C + tl.arange(0, C)
     index_M = tl.arange(0, PM)
-    sum_MC = tl.zeros((PM, COLS), tl.float64)
+    sum_MC = tl.zeros((PM, C), tl.float64)
     for start in range(0, B, 32):
         key = tl.load(order + start + tl.arange(0, 32))
         member, row = key // PB, key % PB
@@ -300,7 +292,7 @@ def _sums(
             sum_C = tl.sum(tl.where((member == domain)[:, None], tile, 0.0), axis=0)
             sum_MC += tl.where((index_M == domain)[:, None], sum_C[None, :], 0.0)
     inside = (index_M < M)[:, None] & (col < B)[None, :]
-    tl.store(cross + index_M[:, None] * B + col[None, :], sum_MC, mask=inside)
+    tl.store(out + index_M[:, None] * B + col[None, :], sum_MC, mask=inside)
 
 
 @triton.jit
