@@ -69,8 +69,7 @@ def _places(point_BK: Tensor) -> Tensor:
 
 def _sorted_space(point_BK: Tensor, normalise: bool) -> "Sorted":
     """The same and the space, for kernels: one program if it can hold the Gram, or a product."""
-    from dograph.kernels.gram import Sorted, sorted_space
-    from dograph.kernels.kmeans import IN_REGISTERS
+    from dograph.kernels.gram import IN_REGISTERS, Sorted, sorted_space
 
     if len(point_BK) <= IN_REGISTERS:
         return sorted_space(point_BK, normalise, SAME, RATIO)

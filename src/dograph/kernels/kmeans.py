@@ -1,8 +1,8 @@
 """Triton: K-means with one program per restart, in float64; several for the largest batches.
 
 The twin is `_restarted` of dograph.domains.kmeans, which has the formulas. A restart stops when
-its labels no longer change: further iterations would not change them either. A Gram of up to 128
-samples stays in registers. A larger one is read at every iteration, by rows sorted by domain.
+its labels no longer change: further iterations would not change them either. The Gram is read at
+every iteration, by rows sorted by domain.
 
 Shapes: B samples, M domains, R restarts, L trial seeds; PB, PM, PL are powers of two; C columns.
 """
@@ -13,8 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from dograph.kernels import Space, launch, power_of_two
-
-IN_REGISTERS = 128  # samples of which one program holds the Gram
 
 
 def restarts_by_kernel(
@@ -33,13 +31,10 @@ def restarts_by_kernel(
         "REFILL_EVERY": refill_every,
         "SPHERICAL": space.spherical,
         "PB": side,
-        "PM": power_of_two(num_domains, 2 if size <= IN_REGISTERS else 32),
+        "PM": power_of_two(num_domains, 32),
         "PL": power_of_two(num_trials, 2),
         "warps": 16 if side > 64 else 8 if side > 32 else 4,
     }
-    if size <= IN_REGISTERS:
-        launch(_restart, (restarts,), *given, **constants)
-        return label_RB, inertia_R
     # One launch for all iterations, or one for each where a restart is several programs.
     parts = 1 if side <= 256 and num_domains <= 32 else 8
     label_2RB = label_RB.new_empty(2, restarts, size, dtype=torch.int32)
@@ -47,7 +42,7 @@ def restarts_by_kernel(
     sorted_RGP = label_2RB.new_empty(restarts, parts, side)
     state_R = label_2RB.new_full((restarts,), iterations)
     given += [label_2RB, cross_2RMB, sorted_RGP, state_R]
-    constants |= {"C": side // parts, "DEEP": min(constants["PM"], 16384 // side)}
+    constants["C"] = side // parts
     for step in range(0, iterations + 2, iterations + 2 if parts == 1 else 1):
         steps = (max(step, 1), iterations + 2 if parts == 1 else step + 1)
         launch(_steps, (restarts, parts), *given, *steps, SEEDS=step == 0, **constants)
@@ -55,52 +50,14 @@ def restarts_by_kernel(
 
 
 @triton.jit
-def _restart(
-    gram,
-    weight,
-    rounding,
-    race,
-    label,
-    inertia,
-    B,
-    M: tl.constexpr,
-    L: tl.constexpr,
-    ITERATIONS: tl.constexpr,
-    REFILL_EVERY: tl.constexpr,
-    SPHERICAL: tl.constexpr,
-    PB: tl.constexpr,
-    PM: tl.constexpr,
-    PL: tl.constexpr,
-):
-    restart = tl.program_id(0)
+def _known(gram, weight, rounding, B, PB: tl.constexpr):
+    """Which places hold samples, which of these have a direction, rounding errors and squares."""
     sample = tl.arange(0, PB)
     inside = sample < B
     shapes = tl.load(weight + sample, mask=inside, other=0.0) > 0
     rounding_B = tl.load(rounding + sample, mask=inside, other=0.0)
     square_B = tl.load(gram + sample * (B + 1), mask=inside, other=0.0)
-    race += restart * L * B
-    label_B = _plus_plus(gram, rounding, race, square_B, rounding_B, shapes, B, M, L, PB, PL)
-    gram_BB = tl.load(
-        gram + sample[:, None] * B + sample[None, :],
-        mask=inside[:, None] & inside[None, :],
-        other=0.0,
-    )
-    moving = tl.full((), 1, tl.int32)
-    for step in range(ITERATIONS):
-        if moving != 0:
-            nearest_B, score_B, _own_B, num_empty = _compare(
-                gram_BB, shapes, label_B, M, SPHERICAL, PB
-            )
-            changed = tl.sum((inside & (nearest_B != label_B)).to(tl.int32), axis=0)
-            moving = tl.where((changed == 0) & (num_empty == 0), 0, 1).to(tl.int32)
-            label_B = nearest_B
-            if (ITERATIONS - 1 - step) % REFILL_EVERY == 0:
-                own_B = _distances(score_B, square_B, rounding_B, shapes)
-                label_B = _fill_empty(label_B, own_B, shapes, M, PB, PM)
-    _nearest_B, _best_B, last_B, _empty = _compare(gram_BB, shapes, label_B, M, SPHERICAL, PB)
-    own_B = _distances(last_B, square_B, rounding_B, shapes)
-    tl.store(inertia + restart, tl.sum(own_B, axis=0))
-    tl.store(label + restart * B + sample, label_B.to(tl.int64), mask=inside)
+    return inside, shapes, rounding_B, square_B
 
 
 @triton.jit
@@ -144,34 +101,6 @@ def _plus_plus(
         nearest_B = tl.where(closer_B, distance_B, nearest_B)
         odds_B = tl.where(shapes, nearest_B, 0.0)
     return label_B
-
-
-@triton.jit
-def _compare(gram_BB, shapes, label_B, M: tl.constexpr, SPHERICAL: tl.constexpr, PB: tl.constexpr):
-    """The nearest centroid, its score, the score of the sample's own, the number of empty ones."""
-    infinity = float("inf")
-    member_B = tl.where(shapes, label_B, -1)
-    member_B1 = member_B[:, None]
-    nearest_B = tl.zeros((PB,), tl.int32)
-    best_B = tl.full((PB,), infinity, tl.float64)
-    own_B = tl.zeros((PB,), tl.float64)
-    num_empty = tl.full((), 0, tl.int32)
-    for domain in range(M):
-        count = tl.sum((member_B == domain).to(tl.int32), axis=0)
-        share = 1.0 / tl.where(count > 1, count, 1).to(tl.float64)
-        cross_B = tl.sum(tl.where(member_B1 == domain, gram_BB, 0.0), axis=0) * share
-        square = tl.sum(tl.where(member_B == domain, cross_B, 0.0), axis=0) * share
-        if SPHERICAL:
-            norm = tl.sqrt(tl.where(square > 0, square, 0.0))
-            score_B = 1 - 2 * cross_B / tl.where(norm == 0, 1.0, norm)
-        else:
-            score_B = square - 2 * cross_B
-        score_B = tl.where(count == 0, infinity, score_B)
-        num_empty += (count == 0).to(tl.int32)
-        nearest_B = tl.where(score_B < best_B, domain, nearest_B)
-        best_B = tl.where(score_B < best_B, score_B, best_B)
-        own_B = tl.where(label_B == domain, score_B, own_B)
-    return nearest_B, best_B, own_B, num_empty
 
 
 @triton.jit
@@ -223,37 +152,27 @@ def _steps(
     PM: tl.constexpr,
     PL: tl.constexpr,
     C: tl.constexpr,
-    DEEP: tl.constexpr,
     SEEDS: tl.constexpr,
 ):
-    """Lloyd's steps on sums of the step before; one beyond the last is for the inertia.
-
-    The programs of a restart all find the same labels, and each sums its columns for the next step.
-    Labels and sums alternate between two places, as some programs still read when others write.
-    """
-    restart = tl.program_id(0)
-    sample = tl.arange(0, PB)
-    inside = sample < B
-    shapes = tl.load(weight + sample, mask=inside, other=0.0) > 0
-    rounding_B = tl.load(rounding + sample, mask=inside, other=0.0)
-    square_B = tl.load(gram + sample * (B + 1), mask=inside, other=0.0)
+    """Lloyd's steps on sums of the step before; one beyond the last is for the inertia."""
+    restart, sample = tl.program_id(0), tl.arange(0, PB)
+    inside, shapes, rounding_B, square_B = _known(gram, weight, rounding, B, PB)
     order += (restart * tl.num_programs(1) + tl.program_id(1)) * PB
     count = tl.num_programs(0)
     if SEEDS:
         race += restart * L * B
         seed_B = _plus_plus(gram, rounding, race, square_B, rounding_B, shapes, B, M, L, PB, PL)
         tl.store(label + restart * B + sample, seed_B, mask=inside)
-        key_B = tl.where(shapes, seed_B, M) * PB + sample
-        _sums(gram, cross + restart * M * B, order, key_B, B, M, PM, PB, C)
-        tl.debug_barrier()
+        _sums(gram, cross + restart * M * B, order, seed_B, shapes, B, M, PM, PB, C)
     for step in range(first, last):
+        tl.debug_barrier()  # what some threads stored others load
         final = tl.load(state + restart)  # the step whose labels stay, once that is known
-        place = (step % 2) * count + restart
+        place = (step % 2) * count + restart  # alternates: other programs still read the last one
         if (step <= final) | (step > ITERATIONS):
             before = (tl.minimum(step - 1, final) % 2) * count + restart
             label_B = tl.load(label + before * B + sample, mask=inside, other=0)
-            nearest_B, best_B, own_B, num_empty = _compare_sums(
-                cross + before * M * B, shapes, label_B, B, M, SPHERICAL, PB, DEEP
+            nearest_B, best_B, own_B, num_empty = _compare(
+                cross + before * M * B, shapes, label_B, B, M, SPHERICAL, PM, PB
             )
             changed = tl.sum((inside & (nearest_B != label_B)).to(tl.int32), axis=0)
             if step > ITERATIONS:
@@ -267,17 +186,25 @@ def _steps(
                     own_B = _distances(best_B, square_B, rounding_B, shapes)
                     nearest_B = _fill_empty(nearest_B, own_B, shapes, M, PB, PM)
                 tl.store(label + place * B + sample, nearest_B, mask=inside)
-                key_B = tl.where(shapes, nearest_B, M) * PB + sample
-                _sums(gram, cross + place * M * B, order, key_B, B, M, PM, PB, C)
-        tl.debug_barrier()
+                _sums(gram, cross + place * M * B, order, nearest_B, shapes, B, M, PM, PB, C)
 
 
 @triton.jit
 def _sums(
-    gram, out, order, key_B, B, M: tl.constexpr, PM: tl.constexpr, PB: tl.constexpr, C: tl.constexpr
+    gram,
+    out,
+    order,
+    label_B,
+    shapes,
+    B,
+    M: tl.constexpr,
+    PM: tl.constexpr,
+    PB: tl.constexpr,
+    C: tl.constexpr,
 ):
     """The sum of each domain's rows, in these columns: rows by domain, 32 at a time."""
-    tl.store(order + tl.arange(0, PB), tl.sort(key_B))
+    sample = tl.arange(0, PB)
+    tl.store(order + sample, tl.sort(tl.where(shapes, label_B, M) * PB + sample))
     tl.debug_barrier()  # what some threads stored others load
     col = tl.program_id(1) * C + tl.arange(0, C)
     index_M = tl.arange(0, PM)
@@ -296,17 +223,18 @@ def _sums(
 
 
 @triton.jit
-def _compare_sums(
+def _compare(
     cross,
     shapes,
     label_B,
     B,
     M: tl.constexpr,
     SPHERICAL: tl.constexpr,
+    PM: tl.constexpr,
     PB: tl.constexpr,
-    DEEP: tl.constexpr,
 ):
-    """`_compare` of sums in memory, for some domains at a time."""
+    """The nearest centroid, its score, the score of the own, the number of empty domains."""
+    DEEP: tl.constexpr = PM if PM * PB < 16384 else 16384 // PB
     infinity = float("inf")
     sample = tl.arange(0, PB)
     nearest_B = tl.zeros((PB,), tl.int32)

@@ -13,8 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dograph.kernels import launch, power_of_two
-from dograph.kernels.gram import Sorted
-from dograph.kernels.kmeans import IN_REGISTERS
+from dograph.kernels.gram import IN_REGISTERS, Sorted
 from dograph.types import Domains
 
 
@@ -67,6 +66,32 @@ def _numbered(label_B, place_B, finite_B, B, M: tl.constexpr, PM: tl.constexpr):
 
 
 @triton.jit
+def _best_labels(
+    order,
+    finite,
+    label,
+    inertia,
+    result,
+    B,
+    R,
+    M: tl.constexpr,
+    PB: tl.constexpr,
+    PM: tl.constexpr,
+    PR: tl.constexpr,
+):
+    """The labels of the best restart, numbered, and stored in the order of the batch."""
+    sample, restart = tl.arange(0, PB), tl.arange(0, PR)
+    inside = sample < B
+    best = tl.argmin(tl.load(inertia + restart, mask=restart < R, other=float("inf")), axis=0)
+    place_B = tl.load(order + sample, mask=inside, other=0).to(tl.int32)
+    finite_B = tl.load(finite + sample, mask=inside, other=0.0) > 0
+    label_B = tl.load(label + best * B + sample, mask=inside, other=0).to(tl.int32)
+    label_B = _numbered(label_B, place_B, finite_B, B, M, PM)
+    tl.store(result + place_B, label_B.to(tl.int64), mask=inside)
+    return label_B
+
+
+@triton.jit
 def _describe(
     raw,
     order,
@@ -86,14 +111,7 @@ def _describe(
 ):
     sample = tl.arange(0, PB)
     inside = sample < B
-    restart = tl.arange(0, PR)
-    best = tl.argmin(tl.load(inertia + restart, mask=restart < R, other=float("inf")), axis=0)
-    place_B = tl.load(order + sample, mask=inside, other=0).to(tl.int32)
-    finite_B = tl.load(finite + sample, mask=inside, other=0.0) > 0
-    label_B = tl.load(label + best * B + sample, mask=inside, other=0).to(tl.int32)
-    label_B = _numbered(label_B, place_B, finite_B, B, M, PM)
-    tl.store(result_label + place_B, label_B.to(tl.int64), mask=inside)
-
+    label_B = _best_labels(order, finite, label, inertia, result_label, B, R, M, PB, PM, PR)
     square_B = tl.load(raw + sample * (B + 1), mask=inside, other=0.0)
     member_B = tl.where(inside, label_B, -1)
     member_B1 = member_B[:, None]

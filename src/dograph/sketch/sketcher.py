@@ -132,10 +132,7 @@ class Sketcher:
                 )
 
     def prepare(self, step: int) -> None:
-        """Check the parameters and draw this step's projection, as `record` does.
-
-        For trainers that replay the record of an earlier step, as a CUDA graph.
-        """
+        """What a replayed record (a CUDA graph) leaves out: check the parameters, draw."""
         self._tree.require_unchanged(fills_grad=self.reduces)
         self.step = step
         if self._builder_for:
