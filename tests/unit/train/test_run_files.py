@@ -1,5 +1,7 @@
 """What a run keeps of its samples, and how it is cut back."""
 
+import json
+
 import torch
 
 from corpora import write_corpus
@@ -11,6 +13,8 @@ from dograph.train.step import StepRecord
 from dograph.train.trainer import start_run
 from dograph.types import Signals
 from tiny_steps import ALONE, SETTINGS
+
+UNTIMELY = ("time", "memory")
 
 
 def record(step, weights, domains=None):
@@ -89,6 +93,36 @@ def test_rows_can_be_asked_for_without_a_word_being_written(tmp_path):
     assert [file.read_text().count("\n") for file in written] == [2, 2]
     trainer.files.close()
     loader.close()
+
+
+def test_metrics_that_are_due_are_written_in_the_next_step_without_it(tmp_path):
+    """As on a GPU, which makes that step meanwhile."""
+    corpus = write_corpus(tmp_path / "corpus")
+    rows = {}
+    for name, late in (("now", False), ("late", True)):
+        given = [f"data.corpus={corpus}", f"run={tmp_path / name}", *SETTINGS, "log.every=3"]
+        trainer = start_run(resolve_config(None, given), ALONE)
+        loader = trainer.open_loader()
+        trainer.files.open(0)
+        for _ in range(3):
+            trainer.advance(loader)
+        if late:
+            trainer.due = (3, None)
+            trainer.advance(loader)
+            assert [record.step for record in trainer.unwritten] == [3]
+        else:
+            trainer.write_metrics()
+            assert not trainer.unwritten
+        assert trainer.due is None
+        lines = trainer.run.metrics_file.read_text().splitlines()
+        rows[name] = [
+            {key: x for key, x in json.loads(line).items() if key.split("/")[0] not in UNTIMELY}
+            for line in lines
+        ]
+        trainer.files.close()
+        loader.close()
+    assert [row["step"] for row in rows["late"]] == [1, 2, 3]
+    assert rows["late"] == rows["now"]
 
 
 def test_what_is_written_of_a_step_is_on_disk_before_its_checkpoint(tmp_path, monkeypatch):
