@@ -50,7 +50,12 @@ class Server(ThreadingHTTPServer):
         with self._lock:
             # A comparison that is running starts further runs.
             self._subjects = open_subjects(self._paths, self._subjects.runs)
-            files = self._files_now()
+            paths = [folder / REPORT for folder in self._subjects.comparisons]
+            for run in (run.files for run in self._subjects.runs):
+                paths += [run.metrics_file, run.graph_file, run.validation_file, run.probes]
+                paths.append(run.path / EVAL)
+            status = {path: path.stat() for path in paths if path.exists()}
+            files = [(path, now.st_mtime_ns, now.st_size) for path, now in status.items()]
             if self._last is None or files != self._files:
                 start = time.monotonic()
                 data = collect(self._subjects, keep=True)
@@ -58,15 +63,6 @@ class Server(ThreadingHTTPServer):
                 self._last = (data, f"{time.time_ns():x}", round(wait, 1))
                 self._files = files
             return self._last
-
-    def _files_now(self) -> list[tuple[Path, int, int]]:
-        """All files that a page is made from, with their modification times and sizes."""
-        paths = [folder / REPORT for folder in self._subjects.comparisons]
-        for run in (run.files for run in self._subjects.runs):
-            paths += [run.metrics_file, run.graph_file, run.validation_file, run.probes]
-            paths.append(run.path / EVAL)
-        status = {path: path.stat() for path in paths if path.exists()}
-        return [(path, now.st_mtime_ns, now.st_size) for path, now in status.items()]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A closed browser tab, or a file that is being replaced, ends only this request."""
