@@ -112,11 +112,11 @@ def domains_of(run: OpenRun, buckets: int) -> DomainsView | None:
         elif corpus.manifest.tokenizer.file is None:
             notes.append("The corpus has tokens but no tokenizer, so no texts are shown.")
         for probe in probes:
-            found = principal(probe.sketch_NK)
-            place = [rounded(xs, 4) for xs in found.coordinate_NC.T.numpy()]
+            coordinate_NC, explained_C = principal(probe.sketch_NK)
+            place = [rounded(xs, 4) for xs in coordinate_NC.T.numpy()]
             # The numbers of another probe's clusters mean other clusters.
             label = (probe if lasting else probes[-1]).label_N.tolist()
-            explained = rounded(found.explained_C.numpy(), 4)
+            explained = rounded(explained_C.numpy(), 4)
             views.append(ProbeView(probe.step, place, explained, label))
     sources = probes[-1].sources if probes else []
     profiles = describe_domains(run.files, corpus)

@@ -70,10 +70,6 @@ class Server(ThreadingHTTPServer):
         if not isinstance(error, ConnectionError | TimeoutError):
             print(f"warning: {type(error).__name__}: {error}", file=sys.stderr)
 
-    @property
-    def address(self) -> str:
-        return f"http://{HOST}:{self.server_port}/"
-
 
 class Handler(BaseHTTPRequestHandler):
     """GET of the page and of its data; everything else is refused."""

@@ -74,7 +74,7 @@ def gradient_pca(study: Study) -> Reproduction:
         tables.append(_over_training(label, many, tuple(ENDS)))
         # The shares of the variance on the first two principal axes of each probe.
         explained = {
-            str(step): principal(read_probe(many.runs[0], step).sketch_NK).explained_C.tolist()
+            str(step): principal(read_probe(many.runs[0], step).sketch_NK)[1].tolist()
             for step in many.steps
         }
         data[label] = {**plain(many), "pca": explained}
