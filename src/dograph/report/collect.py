@@ -28,8 +28,9 @@ AVERAGE = "average"
 POINTS = 2400  # buckets shared by all runs, so that many runs do not make a huge page
 LEAST, MOST = 60, 400  # buckets of a curve
 # Settings that may differ between runs of a group: the seed, and those that change no number.
-_FREE: Any = dict.fromkeys(("seed", "run", "log", "checkpoint", "probe"), True)
-_FREE["train"] = {"device"}
+_FREE: Any = {"train": {"device"}} | dict.fromkeys(
+    ("seed", "run", "log", "checkpoint", "probe"), True
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,6 @@ from dograph.train.run_dir import EVAL
 
 HOST = "127.0.0.1"
 LEAST_WAIT, SHARE = 3.0, 20.0  # seconds between reads, and at least 20 times what one takes
-
-
 # The page's data at one time, its version, and the seconds until the page should ask again.
 Look = tuple[PageData, str, float]
 
