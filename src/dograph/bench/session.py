@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from rich.markup import escape
 from rich.table import Table
-from torch.profiler import ProfilerActivity, profile
 
 from dograph.bench import arms
 from dograph.bench.arms import Arm, BenchOptions
@@ -46,7 +45,6 @@ MACHINE_SECONDS = 0.2  # of each measurement of the machine
 TURNS = 30  # at most
 IN_A_ROW = 4  # steps
 UNTIMED = 2  # alternations before those that are timed
-PROFILED, TOP = 2, 10  # steps, kernels
 COLUMNS = ("in a run", "in turns", "ms", "extra ms", "floor ms", "memory", "tokens/s", "MFU")
 
 
@@ -220,25 +218,6 @@ def median_parts(laps: list[list[Lap]]) -> dict[str, float]:
     return parts
 
 
-def top_kernels(arm: Arm, watch: Stopwatch) -> Findings:
-    """The kernels (on a CPU: operations) that take the most time, in milliseconds per step."""
-    watch.wait()
-    kind = "CUDA" if watch.on_gpu else "CPU"
-    with profile(activities=[getattr(ProfilerActivity, kind)]) as profiler:
-        seconds_of(arm.step, PROFILED, watch)
-    kernels = []
-    for event in profiler.key_averages():
-        if event.device_type.name == kind and not event.is_user_annotation:
-            micro = event.self_device_time_total if watch.on_gpu else event.self_cpu_time_total
-            kernels.append((float(micro) / 1e3 / PROFILED, event.count / PROFILED, event.key))
-    ranked = sorted(kernels, key=lambda kernel: kernel[0], reverse=True)
-    return {
-        "device_ms": sum(ms for ms, *_ in kernels),
-        "launched": sum(calls for _, calls, _ in kernels),
-        "top": [{"name": key, "ms": ms, "calls": calls} for ms, calls, key in ranked[:TOP]],
-    }
-
-
 class Session:
     """The plain arm, and the results so far."""
 
@@ -316,7 +295,7 @@ class Session:
         result = steps_alone(arm, warmup_steps, self.watch, held)
         if name == "plain":
             self.plain = arm
-            return result | self.speed(result["row_ms"]) | self._profiled(arm)
+            return result | self.speed(result["row_ms"])
         warm = f"{name}: warm after {result['warmup_seconds']:.1f} s"
         steps, turns = options.run_steps(result["row_ms"] / 1e3), min(options.steps or TURNS, TURNS)
         if arm.trainer is not None:
@@ -336,7 +315,6 @@ class Session:
             "row_ratio": result["row_ms"] / self.findings["arms"]["plain"]["row_ms"],
             "parts_ms": median_parts(arm.laps),
             **self.memory_ratio(result["peak_bytes"]),
-            **self._profiled(arm),
         }
         arm.close()
         if is_mode:
@@ -366,9 +344,6 @@ class Session:
             plain |= {"ms": spread(self.plain.ms), "parts_ms": median_parts(self.plain.laps)}
             plain |= self.speed(plain["ms"]["median"])
         return float(plain["ms"]["median"])
-
-    def _profiled(self, arm: Arm) -> Findings:
-        return {"kernels": top_kernels(arm, self.watch)} if self.options.profile else {}
 
 
 def arm_table(findings: Findings) -> Table:
