@@ -9,7 +9,7 @@ from dograph.errors import ConfigError
 
 def export(
     mixture: str | None = argument(None, "a mixture file, a published mixture, or a run"),
-    to: str = option("yaml", "hf, olmo-core, megatron, levanter, yaml, json"),
+    to: str = option("yaml", "hf, olmo-core, megatron, yaml, json"),
     place: list[str] | None = option(None, "NAME=PATH or NAME=hf:DATASET of a source; repeatable"),
     corpus: Path | None = option(None, "a prepared corpus, whose names of sources are used"),
     out: Path | None = option(None, "a file to write to (default: standard output)"),

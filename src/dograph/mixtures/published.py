@@ -72,7 +72,8 @@ PRESETS: Mapping[str, Preset] = {
 
 def find_preset(name: str) -> Preset:
     if name not in PRESETS:
-        raise ConfigError(f'no preset "{name}"; {did_you_mean(name, PRESETS)}')
+        what = "published mixture" if Path(name).exists() else "mixture file or published mixture"
+        raise ConfigError(f'no {what} "{name}"; {did_you_mean(name, PRESETS)}')
     return PRESETS[name]
 
 
@@ -80,11 +81,7 @@ def find_mixture(name: str, sources: Sequence[str] | None = None) -> tuple[Mixtu
     """A mixture file, or a published mixture by name; the latter for `sources`, with notes."""
     if Path(name).exists():
         return read_mixture_file(Path(name)), []
-    if name not in PRESETS:
-        raise ConfigError(
-            f"{name} is no mixture file and no published mixture; {did_you_mean(name, PRESETS)}"
-        )
-    preset = PRESETS[name]
+    preset = find_preset(name)
     mixture, notes = Mixture.normalised(preset.weights), list[str]()
     if sources is not None:
         mixture, notes = preset.fit(sources)
