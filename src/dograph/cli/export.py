@@ -28,7 +28,7 @@ def export(
     from dograph.data.corpus import Corpus
     from dograph.files import write_text
     from dograph.mixtures.export import export_mixture
-    from dograph.mixtures.published import find_mixture
+    from dograph.mixtures.file import find_mixture
 
     if mixture is None:
         if to != "yaml" or place or corpus or out:
@@ -67,7 +67,7 @@ def export(
 
 
 def _print_presets() -> None:
-    from dograph.mixtures.published import PRESETS
+    from dograph.mixtures.file import PRESETS
     from dograph.types import Mixture
 
     for preset in PRESETS.values():

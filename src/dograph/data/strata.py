@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from dograph.data.corpus import SCORED_DTYPE, Manifest, StratumEntry, StratumTokens
+from dograph.data.encode import token_bytes
 from dograph.data.sampler import mix64
 from dograph.data.staging import COPY_TOKENS, copy_documents, corpus_files, write_document_index
-from dograph.data.tokenizer import token_bytes
 from dograph.errors import CorpusError
 from dograph.files import sha256_of
 from dograph.rng import key64, stream
