@@ -16,8 +16,8 @@ import torch
 from dograph.choices import Accumulation
 from dograph.config import RunConfig, merge, parse_config, resolve_config
 from dograph.data.corpus import MANIFEST, Corpus
+from dograph.data.inputs import PrepareOptions
 from dograph.data.loader import Loader
-from dograph.data.options import PrepareOptions
 from dograph.data.pipeline import prepare
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.dograph import DoGraph

@@ -25,8 +25,7 @@ from tokenizers import Tokenizer
 
 from dograph.data.corpus import DOCUMENT_DTYPE, Split, TokenizerEntry
 from dograph.data.formats import Bad, Chunk, Line, Position, RawRow, pick
-from dograph.data.inputs import Input
-from dograph.data.options import PrepareOptions
+from dograph.data.inputs import Input, PrepareOptions
 from dograph.data.toward import TextScorer
 from dograph.errors import ConfigError, CorpusError, require
 from dograph.files import sha256_of, write_text

@@ -79,15 +79,6 @@ def _labelled(stratum: StratumTokens, assign: Assign) -> np.ndarray:
     return label_D
 
 
-def _sample(stratum: StratumTokens, seed: int) -> np.ndarray:
-    """The documents to fit groups on: all, or SAMPLE_DOCUMENTS drawn without replacement."""
-    num_documents = stratum.entry.documents
-    if num_documents <= SAMPLE_DOCUMENTS:
-        return np.arange(num_documents)
-    rng = stream(seed, "strata", "sample", stratum.entry.source)
-    return np.sort(rng.choice(num_documents, SAMPLE_DOCUMENTS, replace=False))
-
-
 def ngram_features(stratum: StratumTokens, document_D: np.ndarray, salt: int) -> np.ndarray:
     """Signed hashed counts of token 1- and 2-grams, log-scaled, as unit vectors, (D, F)."""
     start_D, end_D = spans(stratum, document_D)
@@ -191,7 +182,10 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
     new_validation: list[StratumEntry] = []
     for entry in manifest.train:
         stratum = StratumTokens(directory, entry)
-        sample_D = _sample(stratum, seed)
+        sample_D = np.arange(entry.documents)  # that groups are fitted on
+        if entry.documents > SAMPLE_DOCUMENTS:
+            rng = stream(seed, "strata", "sample", entry.source)
+            sample_D = np.sort(rng.choice(entry.documents, SAMPLE_DOCUMENTS, replace=False))
         assign: Assign
         if stratum.documents.dtype == SCORED_DTYPE:
             assign = by_score(stratum, sample_D, num_strata)

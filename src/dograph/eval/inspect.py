@@ -39,7 +39,6 @@ from dograph.train.metrics import sketch_rows
 SEQ_LEN = 256  # tokens of a row by default, for models that no run trained
 EXAMPLES, LISTED = 3, 5  # rows shown for each domain, and at either end of the text scores
 PREVIEW = 80  # characters of each
-FEW_ROWS = 100  # of a source or stratum; its interval is then wide
 TOKENS_AT_ONCE = 4096
 # Sums of kernel values that differ by less than this, relative to the kernel's diagonal, are
 # equal: the same relabelling summed in another order must count as a tie, not as smaller.
