@@ -7,6 +7,7 @@ Results are passed to `save` after every arm, so that an interruption loses one 
 
 import gc
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -76,7 +77,12 @@ def measure_machine(device: torch.device, dtype: str, peak_tflops: float | None)
     draw = torch.Generator(device).manual_seed(0)
     a, b = (torch.randn(side, side, generator=draw, device=device).to(kind) for _ in range(2))
     matmul = 2.0 * side**3 * per_second(lambda: multiplied(a, b))  # as sketches are
-    name = torch.cuda.get_device_name(device) if on_gpu else _processor()
+    name = platform.processor() or platform.machine()
+    if on_gpu:
+        name = torch.cuda.get_device_name(device)
+    elif (info := Path("/proc/cpuinfo")).exists():
+        named = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
+        name = named[1] if named else name
     known = max((part for part in PEAKS if part in name), key=len, default=None)
     peak, origin = matmul, f"measured: a product of {side}^3 in {dtype}"
     if peak_tflops is not None:
@@ -90,13 +96,6 @@ def measure_machine(device: torch.device, dtype: str, peak_tflops: float | None)
         "peak_flops_per_second": peak,
         "peak_from": origin,
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
 
 
 def floor_ms(

@@ -34,13 +34,6 @@ Sources = Sequence[ExportSource]
 Exported = tuple[list[str], Any]  # comment lines; Python or shell text, or a mapping for YAML
 
 
-class ExportFormat(NamedTuple):
-    """How a mixture is written for a trainer, and what a place looks like there."""
-
-    write: Callable[[Sources], Exported]
-    placeholder: str = "data/{}"
-
-
 def export_mixture(name: str, mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
     """The configuration text of a mixture for the trainer `name`."""
     for source in places:
@@ -55,18 +48,18 @@ def export_mixture(name: str, mixture: Mapping[str, float], places: Mapping[str,
         if name == "json":
             return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         return "# Share of training tokens by source.\n" + as_yaml(content)
-    trainer = TRAINERS[name]
+    write, placeholder = TRAINERS[name]
     sources = []
     for source, weight in weights.items():
         safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in source)
-        place = places.get(source, trainer.placeholder.format(safe))
+        place = places.get(source, placeholder.format(safe))
         if place.startswith(HUB) and name != "hf":
             raise ConfigError(
                 f"--place {source}={place}: this trainer reads prepared token files, not the "
                 "Hugging Face hub; give the path of the files"
             )
         sources.append(ExportSource(source, weight, place))
-    lines, content = trainer.write(sources)
+    lines, content = write(sources)
     if zero := [source for source, weight in mixture.items() if weight == 0]:
         lines.append(f"left out, weight 0: {', '.join(zero)}")
     if unplaced := [source for source in weights if source not in places]:
@@ -162,9 +155,10 @@ def _olmo_core(sources: Sources) -> Exported:
     return lines, {"sources": [dict(zip(keys, row, strict=True)) for row in rows]}
 
 
-TRAINERS: Mapping[str, ExportFormat] = {
-    "hf": ExportFormat(_hf),
-    "olmo-core": ExportFormat(_olmo_core, "data/{}/*.npy"),
-    "megatron": ExportFormat(_megatron, "data/{}_text_document"),
+# How a mixture is written for a trainer, and what a place looks like there.
+TRAINERS: Mapping[str, tuple[Callable[[Sources], Exported], str]] = {
+    "hf": (_hf, "data/{}"),
+    "olmo-core": (_olmo_core, "data/{}/*.npy"),
+    "megatron": (_megatron, "data/{}_text_document"),
 }
 FORMATS = [*TRAINERS, "yaml", "json"]
