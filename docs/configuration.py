@@ -95,7 +95,8 @@ COST_AND_USE = {
         "the default",
     ),
     ("sketch.projection", "rademacher"): (
-        "one more product with the gradient of the logits: 1.3 % of a step of GPT-2 Mini on an H200",
+        "one more product with the gradient of the logits: 1.3 % of a step of GPT-2 Mini on an "
+        "H200",
         "runs that began with it",
     ),
     ("sketch.projection", "gaussian"): (
