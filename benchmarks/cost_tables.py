@@ -116,8 +116,7 @@ def solve() -> list[str]:
 def kernels() -> list[str]:
     """The ten kernels of `full` that take longest, before and after."""
     lines = heading("", "before", "ms", "calls", "after", "ms", "calls")
-    before = load("profile-before-h200")["full"]
-    after = load("bench-gpt2-small-h200")["arms"]["full"]["kernels"]
+    before, after = (load(f"profile-{when}-h200")["full"] for when in ("before", "after"))
     for place, (old, new) in enumerate(zip(before["top"], after["top"], strict=True), 1):
         cells = [
             cell

@@ -17,7 +17,7 @@ from dograph.data.embedded import demo_documents
 PREPARE = """
 import json, resource, sys
 from pathlib import Path
-from dograph.data.options import PrepareOptions
+from dograph.data.inputs import PrepareOptions
 from dograph.data.pipeline import prepare
 options = dict(inputs=(sys.argv[1],), out=Path(sys.argv[2]), source_field="source", workers=2)
 prepare(PrepareOptions(**options))

@@ -16,7 +16,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from benchmarks import measure
-from dograph.data.options import PrepareOptions
+from dograph.data.inputs import PrepareOptions
 from dograph.data.pipeline import prepare
 
 

@@ -21,7 +21,7 @@ from benchmarks import measure
 from dograph.config import resolve_config
 from dograph.data.corpus import Corpus
 from dograph.data.embedded import demo_documents
-from dograph.data.options import PrepareOptions
+from dograph.data.inputs import PrepareOptions
 from dograph.data.pipeline import prepare
 from dograph.train.distributed import World
 from dograph.train.trainer import start_run

@@ -95,12 +95,9 @@ COST_AND_USE = {
         "the default",
     ),
     ("sketch.projection", "rademacher"): (
-        "one more product with the gradient of the logits: 1.3 % of a step of GPT-2 Mini on an H200",
+        "one more product with the gradient of the logits: 1.3 % of a step of GPT-2 Mini on an "
+        "H200",
         "runs that began with it",
-    ),
-    ("sketch.projection", "two-sided"): (
-        "as rademacher, but the matrices take longer to draw",
-        "to check that results do not depend on the kind of random numbers",
     ),
     ("sketch.projection", "gaussian"): (
         "parameters x sketch.dim operations per sample",

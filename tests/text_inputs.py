@@ -11,8 +11,7 @@ import zstandard
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from dograph.data.corpus import Split
-from dograph.data.inputs import Input, Resolver
-from dograph.data.options import PrepareOptions
+from dograph.data.inputs import Input, PrepareOptions, Resolver
 from dograph.data.pipeline import Prepared
 from dograph.data.pipeline import prepare as prepare_corpus
 

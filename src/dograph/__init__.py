@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dograph.data.corpus import Corpus as Corpus
+    from dograph.data.loader import CorpusDataset as CorpusDataset
+    from dograph.data.loader import MixtureSampler as MixtureSampler
     from dograph.data.sampler import Sampler as Sampler
-    from dograph.data.torch_data import CorpusDataset as CorpusDataset
-    from dograph.data.torch_data import MixtureSampler as MixtureSampler
     from dograph.mixers.base import Mixer as Mixer
     from dograph.mixers.dograph import DoGraph as DoGraph
     from dograph.sketch.cover import LayerRule as LayerRule
@@ -23,12 +23,12 @@ __version__ = "0.1.0"
 # Names are imported when first used: `import dograph` stays as cheap as an empty module.
 _HOMES = {
     "Corpus": "dograph.data.corpus",
-    "CorpusDataset": "dograph.data.torch_data",
+    "CorpusDataset": "dograph.data.loader",
     "DoGraph": "dograph.mixers.dograph",
     "LayerRule": "dograph.sketch.cover",
     "Mixer": "dograph.mixers.base",
     "Mixture": "dograph.types",
-    "MixtureSampler": "dograph.data.torch_data",
+    "MixtureSampler": "dograph.data.loader",
     "NoiseScale": "dograph.train.noise",
     "SampleWatch": "dograph.train.watch",
     "Sampler": "dograph.data.sampler",

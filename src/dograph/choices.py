@@ -40,7 +40,6 @@ sketch.projection:
   hashed: S = P_row' G P_col with random signs, all layers summed into sketch.dim numbers; where G
     has a row for each token of the vocabulary, P_row is a signed hash, which costs next to nothing
   rademacher: the same without a hash
-  two-sided: the same with normally distributed entries
   gaussian: R'g with a dense matrix R of N(0, 1/K), as the paper has it; drawn in blocks, never held
   none: the gradient itself
 sketch.accumulation:
@@ -59,10 +58,10 @@ DETACHING: tuple[Mode, ...] = ("full", "exact")  # their taps take every paramet
 GRAPH_HOLDING: tuple[Mode, ...] = ("twopass", "head")
 SHARDABLE: tuple[Mode, ...] = ("twopass", "head")
 
-Kind = Literal["hashed", "rademacher", "two-sided", "gaussian", "none"]
+Kind = Literal["hashed", "rademacher", "gaussian", "none"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # They can be computed layer by layer, in taps.
-TWO_SIDED: tuple[Kind, ...] = ("hashed", "rademacher", "two-sided")
+TWO_SIDED: tuple[Kind, ...] = ("hashed", "rademacher")
 
 Accumulation = Literal["two_sweeps", "keep", "lagged"]
 

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from dograph.mixtures.export import FORMATS
-from dograph.mixtures.published import PRESETS
+from dograph.mixtures.file import PRESETS
 from fuzz.harness import command, damaged, register, value
 
 GOOD = b"""weights:

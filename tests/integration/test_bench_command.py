@@ -87,15 +87,10 @@ def test_the_table_has_a_row_for_each(measured):
 def test_micro_batches_of_a_llama(tmp_path):
     out = tmp_path / "b.json"
     arguments = [*SMALL, *PARTS, "mixer.recipe=safe"]
-    invoke(*arguments, "--modes", "head", "--profile", "--out", str(out))
+    invoke(*arguments, "--modes", "head", "--out", str(out))
     arms = json.loads(out.read_text())["arms"]
     assert list(arms["head"]["parts_ms"]) == ["forward", "sketch", "weigh", "deferred", "update"]
     assert arms["head"]["warmup_steps"] == 12
-    for arm in (arms["plain"], arms["head"]):
-        spent = [kernel["ms"] for kernel in arm["kernels"]["top"]]
-        assert len(spent) == 10
-        assert spent == sorted(spent, reverse=True)
-        assert sum(spent) <= arm["kernels"]["device_ms"]
 
 
 @pytest.mark.slow

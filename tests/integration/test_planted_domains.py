@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dograph.config import resolve_config
-from dograph.data.options import PrepareOptions
+from dograph.data.inputs import PrepareOptions
 from dograph.data.pipeline import prepare
 from dograph.train.distributed import open_world
 from dograph.train.trainer import start_run

@@ -16,8 +16,8 @@ import torch
 from dograph.choices import Accumulation
 from dograph.config import RunConfig, merge, parse_config, resolve_config
 from dograph.data.corpus import MANIFEST, Corpus
+from dograph.data.inputs import PrepareOptions
 from dograph.data.loader import Loader
-from dograph.data.options import PrepareOptions
 from dograph.data.pipeline import prepare
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.dograph import DoGraph
@@ -47,7 +47,6 @@ class BenchOptions:
     vocab_size: int
     corpus: str | None = None  # None: random tokens
     steps: int | None = None  # timed in a run; None: as many as `run_steps` says
-    profile: bool = False
     peak_tflops: float | None = None
 
     def __post_init__(self) -> None:
@@ -111,8 +110,7 @@ class BenchOptions:
         values |= {"micro_batch": train.micro_batch_size, "accumulation": self.accumulation}
         values |= {"modes": list(self.modes), "top_blocks": sketch.top_blocks}
         values |= {"recipe": self.recipe, "dim": sketch.dim, "steps": self.steps}
-        values |= {"corpus": self.corpus, "profile": self.profile}
-        values |= {"peak_tflops": self.peak_tflops}
+        values |= {"corpus": self.corpus, "peak_tflops": self.peak_tflops}
         return values | {"seed": run.seed, "accumulates": self.accumulates}
 
 

@@ -7,6 +7,7 @@ Results are passed to `save` after every arm, so that an interruption loses one 
 
 import gc
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +20,6 @@ import numpy as np
 import torch
 from rich.markup import escape
 from rich.table import Table
-from torch.profiler import ProfilerActivity, profile
 
 from dograph.bench import arms
 from dograph.bench.arms import Arm, BenchOptions
@@ -46,7 +46,6 @@ MACHINE_SECONDS = 0.2  # of each measurement of the machine
 TURNS = 30  # at most
 IN_A_ROW = 4  # steps
 UNTIMED = 2  # alternations before those that are timed
-PROFILED, TOP = 2, 10  # steps, kernels
 COLUMNS = ("in a run", "in turns", "ms", "extra ms", "floor ms", "memory", "tokens/s", "MFU")
 
 
@@ -78,7 +77,12 @@ def measure_machine(device: torch.device, dtype: str, peak_tflops: float | None)
     draw = torch.Generator(device).manual_seed(0)
     a, b = (torch.randn(side, side, generator=draw, device=device).to(kind) for _ in range(2))
     matmul = 2.0 * side**3 * per_second(lambda: multiplied(a, b))  # as sketches are
-    name = torch.cuda.get_device_name(device) if on_gpu else _processor()
+    name = platform.processor() or platform.machine()
+    if on_gpu:
+        name = torch.cuda.get_device_name(device)
+    elif (info := Path("/proc/cpuinfo")).exists():
+        named = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
+        name = named[1] if named else name
     known = max((part for part in PEAKS if part in name), key=len, default=None)
     peak, origin = matmul, f"measured: a product of {side}^3 in {dtype}"
     if peak_tflops is not None:
@@ -92,13 +96,6 @@ def measure_machine(device: torch.device, dtype: str, peak_tflops: float | None)
         "peak_flops_per_second": peak,
         "peak_from": origin,
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
 
 
 def floor_ms(
@@ -220,25 +217,6 @@ def median_parts(laps: list[list[Lap]]) -> dict[str, float]:
     return parts
 
 
-def top_kernels(arm: Arm, watch: Stopwatch) -> Findings:
-    """The kernels (on a CPU: operations) that take the most time, in milliseconds per step."""
-    watch.wait()
-    kind = "CUDA" if watch.on_gpu else "CPU"
-    with profile(activities=[getattr(ProfilerActivity, kind)]) as profiler:
-        seconds_of(arm.step, PROFILED, watch)
-    kernels = []
-    for event in profiler.key_averages():
-        if event.device_type.name == kind and not event.is_user_annotation:
-            micro = event.self_device_time_total if watch.on_gpu else event.self_cpu_time_total
-            kernels.append((float(micro) / 1e3 / PROFILED, event.count / PROFILED, event.key))
-    ranked = sorted(kernels, key=lambda kernel: kernel[0], reverse=True)
-    return {
-        "device_ms": sum(ms for ms, *_ in kernels),
-        "launched": sum(calls for _, calls, _ in kernels),
-        "top": [{"name": key, "ms": ms, "calls": calls} for ms, calls, key in ranked[:TOP]],
-    }
-
-
 class Session:
     """The plain arm, and the results so far."""
 
@@ -316,7 +294,7 @@ class Session:
         result = steps_alone(arm, warmup_steps, self.watch, held)
         if name == "plain":
             self.plain = arm
-            return result | self.speed(result["row_ms"]) | self._profiled(arm)
+            return result | self.speed(result["row_ms"])
         warm = f"{name}: warm after {result['warmup_seconds']:.1f} s"
         steps, turns = options.run_steps(result["row_ms"] / 1e3), min(options.steps or TURNS, TURNS)
         if arm.trainer is not None:
@@ -336,7 +314,6 @@ class Session:
             "row_ratio": result["row_ms"] / self.findings["arms"]["plain"]["row_ms"],
             "parts_ms": median_parts(arm.laps),
             **self.memory_ratio(result["peak_bytes"]),
-            **self._profiled(arm),
         }
         arm.close()
         if is_mode:
@@ -366,9 +343,6 @@ class Session:
             plain |= {"ms": spread(self.plain.ms), "parts_ms": median_parts(self.plain.laps)}
             plain |= self.speed(plain["ms"]["median"])
         return float(plain["ms"]["median"])
-
-    def _profiled(self, arm: Arm) -> Findings:
-        return {"kernels": top_kernels(arm, self.watch)} if self.options.profile else {}
 
 
 def arm_table(findings: Findings) -> Table:

@@ -26,7 +26,6 @@ def bench(
         min=10,
     ),
     vocab_size: int | None = option(None, "of random tokens (default: 50257; CPU 4096)", min=2),
-    profile: bool = option(False, "also list the ten longest kernels", "--profile"),
     peak_tflops: float | None = option(None, "peak, for MFU (default: data sheet)", min=1e-6),
     out: Path = option(Path("bench.json"), "file for the results"),
 ) -> None:
@@ -40,11 +39,11 @@ def bench(
     dograph bench                                     minutes on a laptop CPU
     dograph bench model.preset=gpt2-mini --modes full,head
     dograph bench recipe.yaml train.micro_batch_size=8 mixer.recipe=safe
-    dograph bench --modes full --profile --out full.json
+    dograph bench --modes full --out full.json
 
     What the columns mean: docs/cost.md.
     """  # noqa: D301
-    how = {"steps": steps, "profile": profile, "peak_tflops": peak_tflops}
+    how = {"steps": steps, "peak_tflops": peak_tflops}
     names = () if modes == "none" else console.split_names(modes)
     _measure(settings or [], names, out, how | {"vocab_size": vocab_size})
 

@@ -47,7 +47,6 @@ ON = option(
 PROXY = option(None, "a setting of the proxies of plans; may be repeated", metavar="NAME=VALUE")
 LAB = option(Path("runs/lab"), "folder that keeps the proxies of plans, to be used again")
 DRY_RUN = option(False, "print the cost and stop", "--dry-run")
-AS_JSON = option(False, "print JSON instead of tables", "--json")
 # Of the commands that score downstream tasks.
 BENCHMARKS = option(None, "folder with TASK/SPLIT.jsonl or .jsonl.xz (default: from the hub)")
 TASKS = option(None, "some of the nine tasks, separated by commas")

@@ -1,7 +1,7 @@
 """dograph data: from text to a corpus of memory-mapped tokens, and the check of one."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import typer
 
@@ -56,7 +56,7 @@ def prepare(
     repeat the command.
     """  # noqa: D301
     from dograph.data import pipeline
-    from dograph.data.options import PrepareOptions
+    from dograph.data.inputs import PrepareOptions
 
     given = locals()
     if eot is not None and eot.isdecimal():
@@ -96,9 +96,49 @@ def verify(corpus: Path = argument(..., "folder of a prepared corpus")) -> None:
     print(f"{corpus} is as it was prepared: {size}")
 
 
+class SourceRow(NamedTuple):
+    """One source of a corpus, with its share in the paper's table if there is one."""
+
+    source: str
+    documents: int  # in training
+    tokens: int
+    bytes: int | None  # None if those of any source are unknown
+    share: float  # of the training bytes; of the tokens if bytes are unknown
+    paper_share: float | None  # of bytes; None if the corpus has no bytes to compare
+    validation_tokens: int
+
+
+def composition(manifest: "Manifest") -> list[SourceRow]:
+    """The sources, largest first."""
+    from dograph.data.inputs import RECIPES
+
+    recipe = RECIPES.get(manifest.recipe or "")
+    by_bytes = all(entry.bytes is not None for entry in manifest.train)
+    # shares of tokens and of bytes are not comparable
+    paper = recipe.shares() if recipe and by_bytes else {}
+    total = sum((entry.bytes or 0) if by_bytes else entry.tokens for entry in manifest.train)
+    rows = []
+    for source in dict.fromkeys(e.source for e in (*manifest.train, *manifest.validation)):
+        train = [entry for entry in manifest.train if entry.source == source]
+        documents, tokens = sum(e.documents for e in train), sum(e.tokens for e in train)
+        size = sum(entry.bytes or 0 for entry in train) if by_bytes else None
+        share = (tokens if size is None else size) / total
+        held_out = sum(entry.tokens for entry in manifest.validation if entry.source == source)
+        rows.append(SourceRow(source, documents, tokens, size, share, paper.get(source), held_out))
+    return sorted(rows, key=lambda row: (-row.tokens, row.source))
+
+
+def absent_sources(manifest: "Manifest") -> list[str]:
+    """Sources of the recipe's table that the corpus does not have."""
+    from dograph.data.inputs import RECIPES
+
+    recipe = RECIPES.get(manifest.recipe or "")
+    present = {entry.source for entry in manifest.train}
+    return [source for source in (recipe.table if recipe else ()) if source not in present]
+
+
 def print_composition(manifest: "Manifest") -> None:
     """The table of sources at the end of a preparation, and notes below it."""
-    from dograph.data.options import absent_sources, composition
     from dograph.data.staging import REPAIRS
 
     rows, options = composition(manifest), manifest.options

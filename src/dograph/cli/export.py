@@ -9,7 +9,7 @@ from dograph.errors import ConfigError
 
 def export(
     mixture: str | None = argument(None, "a mixture file, a published mixture, or a run"),
-    to: str = option("yaml", "hf, olmo-core, megatron, levanter, yaml, json"),
+    to: str = option("yaml", "hf, olmo-core, megatron, yaml, json"),
     place: list[str] | None = option(None, "NAME=PATH or NAME=hf:DATASET of a source; repeatable"),
     corpus: Path | None = option(None, "a prepared corpus, whose names of sources are used"),
     out: Path | None = option(None, "a file to write to (default: standard output)"),
@@ -28,7 +28,7 @@ def export(
     from dograph.data.corpus import Corpus
     from dograph.files import write_text
     from dograph.mixtures.export import export_mixture
-    from dograph.mixtures.published import find_mixture
+    from dograph.mixtures.file import find_mixture
 
     if mixture is None:
         if to != "yaml" or place or corpus or out:
@@ -67,7 +67,7 @@ def export(
 
 
 def _print_presets() -> None:
-    from dograph.mixtures.published import PRESETS
+    from dograph.mixtures.file import PRESETS
     from dograph.types import Mixture
 
     for preset in PRESETS.values():

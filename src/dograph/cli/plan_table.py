@@ -13,11 +13,9 @@ from dograph.cli.plan import Pair, deliver
 from dograph.config import Options, RunConfig, merge, parse_override, resolve_config
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
-from dograph.mixtures.file import MixtureFile, Provenance
-from dograph.mixtures.from_table import Method, propose_from_table
+from dograph.mixtures.file import MixtureFile, Provenance, find_mixture
+from dograph.mixtures.from_table import Method, MixtureReuse, propose_from_table
 from dograph.mixtures.mixing_laws import DELTA
-from dograph.mixtures.published import find_mixture
-from dograph.mixtures.reuse import MixtureReuse
 from dograph.mixtures.tables import MixtureTable, read_table
 
 SEED = 42

@@ -32,11 +32,12 @@ def report(
     if watch:
         names = ", ".join(map(str, runs))
         say(f"{names}: loading")  # torch takes seconds to import
-        from dograph.report.server import Server
+        from dograph.report.server import HOST, Server
 
         # Until Ctrl-C, which does not affect the runs.
         with Server(runs, port) as server, suppress(KeyboardInterrupt):
-            print(f"watching {names}: {server.address} (Ctrl-C ends it)", flush=True)
+            where = f"http://{HOST}:{server.server_port}/"
+            print(f"watching {names}: {where} (Ctrl-C ends it)", flush=True)
             server.serve_forever()
         print()
     elif figures is not None:

@@ -80,6 +80,7 @@ def reproduce(
 def _run(
     wanted: "Wanted", request: "EvalRequest", where: tuple[str, int | None], *, dry_run: bool
 ) -> None:
+    from dograph.compare.session import forecast_lines
     from dograph.eval.evaluate import EvalRequest
     from dograph.reproduce import session
     from dograph.reproduce.artefacts import build_asks, require_corpus
@@ -102,7 +103,8 @@ def _run(
         corpus = session.check(wanted, ask, request, report)
     if dry_run:
         for ask in asks.values():
-            print("\n".join(session.forecast(ask, corpus)))
+            head = f"{ask.out}: {ask.config.tokens:,} tokens per run on {corpus.directory}"
+            print("\n".join([head, *forecast_lines(ask, corpus, "--methods")]))
         return
     try:
         with console.stoppable(f"finished cells are in {folder}"):

@@ -25,7 +25,7 @@ def show(
     runs: list[Path] = argument(..., "run directories; several for losses", "RUNS"),
     step: int | None = option(None, "a step, counted from 1; for graph by default the newest"),
     out: Path | None = option(None, "for graph: the .json or .graphml file to write"),
-    as_json: bool = console.AS_JSON,
+    as_json: bool = option(False, "print JSON instead of tables", "--json"),
 ) -> None:
     """Show what a run has recorded. Nothing is trained or replayed.
 

@@ -123,15 +123,8 @@ def train_cells(
     return results, failures
 
 
-def forecast_lines(
-    ask: Ask,
-    corpus: Corpus,
-    without: Callable[[list[str]], str] = lambda own: f"leave {', '.join(own)} out of --mixers",
-) -> Iterator[str]:
-    """The expected cost: cells, FLOPs, an estimate of the time; plans by their first proxies.
-
-    `without` is the advice to leave out methods whose plans are refused.
-    """
+def forecast_lines(ask: Ask, corpus: Corpus, flag: str = "--mixers") -> Iterator[str]:
+    """The expected cost: cells, FLOPs, an estimate of the time; plans by their first proxies."""
     plans: dict[str, str] = {}
     refused: dict[str, ConfigError] = {}
     for method in ask.methods:  # before any line is printed: all refusals in one error
@@ -144,7 +137,7 @@ def forecast_lines(
                 refused[method.label] = error
     if refused:
         errors = "\n".join(f"{label}: {error}" for label, error in refused.items())
-        raise ConfigError(f"{errors}\nOr {without(list(refused))}")
+        raise ConfigError(f"{errors}\nOr leave {', '.join(refused)} out of {flag}")
     cells = lay_out(ask, corpus, {})
     methods, seeds = len(ask.methods), len(ask.seeds)
     listed = ", ".join(map(str, ask.seeds))

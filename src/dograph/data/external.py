@@ -11,10 +11,9 @@ import numpy as np
 
 from dograph.data import staging
 from dograph.data.corpus import DOCUMENT_DTYPE, Manifest, Split, StratumEntry, TokenizerEntry
-from dograph.data.inputs import Input
-from dograph.data.options import PrepareOptions
+from dograph.data.encode import TOKENIZER_FILE, TokenizerFile, place_tokenizer, token_bytes
+from dograph.data.inputs import Input, PrepareOptions
 from dograph.data.staging import Recorded
-from dograph.data.tokenizer import TOKENIZER_FILE, TokenizerFile, place_tokenizer, token_bytes
 from dograph.errors import ConfigError, CorpusError
 
 BLOCK_TOKENS = 1 << 20

@@ -22,11 +22,10 @@ import numpy as np
 
 from dograph.data import encode, formats, staging
 from dograph.data.corpus import MANIFEST, SUMMARIES, Manifest
+from dograph.data.encode import TokenizerFile, find_tokenizer, place_tokenizer, train_bpe
 from dograph.data.external import prepare_external
 from dograph.data.formats import Bad, Chunk, Line, Position, RawRow
-from dograph.data.inputs import EMBEDDED, Input, resolve_all, walk
-from dograph.data.options import PrepareOptions
-from dograph.data.tokenizer import TokenizerFile, find_tokenizer, place_tokenizer, train_bpe
+from dograph.data.inputs import EMBEDDED, Input, PrepareOptions, resolve_all, walk
 from dograph.data.toward import TextScorer
 from dograph.errors import CorpusError, listed
 from dograph.files import sync_file

@@ -31,11 +31,9 @@ from dograph.data.corpus import (
     TokenizerEntry,
 )
 from dograph.data.digests import DIGESTS, write_digests
-from dograph.data.encode import RAW_DOCUMENT_DTYPE, SCORED_RAW_DTYPE
+from dograph.data.encode import RAW_DOCUMENT_DTYPE, SCORED_RAW_DTYPE, TOKENIZER_FILE
 from dograph.data.formats import Position
-from dograph.data.inputs import Input
-from dograph.data.options import STAGING, PrepareOptions, Value
-from dograph.data.tokenizer import TOKENIZER_FILE
+from dograph.data.inputs import STAGING, Input, PrepareOptions, Value
 from dograph.errors import CorpusError, listed
 from dograph.files import sha256_of, sync_file, write_json
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from dograph.data.corpus import SCORED_DTYPE, Manifest, StratumEntry, StratumTokens
+from dograph.data.encode import token_bytes
 from dograph.data.sampler import mix64
 from dograph.data.staging import COPY_TOKENS, copy_documents, corpus_files, write_document_index
-from dograph.data.tokenizer import token_bytes
 from dograph.errors import CorpusError
 from dograph.files import sha256_of
 from dograph.rng import key64, stream
@@ -77,15 +77,6 @@ def _labelled(stratum: StratumTokens, assign: Assign) -> np.ndarray:
     for chunk_D in chunks(len(label_D)):
         label_D[chunk_D] = assign(stratum, chunk_D)
     return label_D
-
-
-def _sample(stratum: StratumTokens, seed: int) -> np.ndarray:
-    """The documents to fit groups on: all, or SAMPLE_DOCUMENTS drawn without replacement."""
-    num_documents = stratum.entry.documents
-    if num_documents <= SAMPLE_DOCUMENTS:
-        return np.arange(num_documents)
-    rng = stream(seed, "strata", "sample", stratum.entry.source)
-    return np.sort(rng.choice(num_documents, SAMPLE_DOCUMENTS, replace=False))
 
 
 def ngram_features(stratum: StratumTokens, document_D: np.ndarray, salt: int) -> np.ndarray:
@@ -191,7 +182,10 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
     new_validation: list[StratumEntry] = []
     for entry in manifest.train:
         stratum = StratumTokens(directory, entry)
-        sample_D = _sample(stratum, seed)
+        sample_D = np.arange(entry.documents)  # that groups are fitted on
+        if entry.documents > SAMPLE_DOCUMENTS:
+            rng = stream(seed, "strata", "sample", entry.source)
+            sample_D = np.sort(rng.choice(entry.documents, SAMPLE_DOCUMENTS, replace=False))
         assign: Assign
         if stratum.documents.dtype == SCORED_DTYPE:
             assign = by_score(stratum, sample_D, num_strata)

@@ -146,13 +146,19 @@ def write_graph(graph: DomainGraph, path: Path, words: Mapping[int, str] | None 
 
 
 def to_graphml(graph: DomainGraph, words: Mapping[int, str] | None = None) -> str:
-    """GraphML with every number as an attribute, and one attribute `source: NAME` per source."""
+    """GraphML with every number as an attribute, and one attribute `source: NAME` per source.
+
+    A label is the domain's number, its telling words, and its two largest sources.
+    """
     import networkx  # it comes with torch
 
     drawn = networkx.Graph(id=f"step-{graph.step}")
     for node in graph.nodes:
-        label = _xml(_title(node, (words or {}).get(node.domain)))
-        values: dict[str, object] = {"label": label, "samples": node.samples}
+        largest = sorted(node.sources.items(), key=lambda pair: (-pair[1], pair[0]))[:2]
+        text = ", ".join(f"{name} {100 * count / node.samples:.0f} %" for name, count in largest)
+        said = "; ".join(part for part in ((words or {}).get(node.domain), text) if part)
+        label = f"domain {node.domain}" + (f": {said}" if said else "")
+        values: dict[str, object] = {"label": _xml(label), "samples": node.samples}
         values |= {name: value for name, value in asdict(node).items() if name in _FIGURES}
         values |= {f"source: {name}": count for name, count in node.sources.items()}
         known = {_xml(name): value for name, value in values.items() if value is not None}
@@ -162,14 +168,6 @@ def to_graphml(graph: DomainGraph, words: Mapping[int, str] | None = None) -> st
         drawn.add_edge(f"n{edge.first}", f"n{edge.second}", **values)
     text = "\n".join(networkx.generate_graphml(drawn))
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
-
-
-def _title(node: Node, words: str | None) -> str:
-    """The domain's number, its telling words, and its two largest sources."""
-    largest = sorted(node.sources.items(), key=lambda pair: (-pair[1], pair[0]))[:2]
-    text = ", ".join(f"{name} {100 * count / node.samples:.0f} %" for name, count in largest)
-    said = "; ".join(part for part in (words, text) if part)
-    return f"domain {node.domain}" + (f": {said}" if said else "")
 
 
 def _xml(text: str) -> str:

@@ -91,16 +91,8 @@ def _probed_rows(values: dict[str, Any]) -> tuple[list[str], list[Place], dict[i
     return list(sources), rows, nearest
 
 
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """Rows on a few principal axes."""
-
-    coordinate_NC: Tensor  # float64
-    explained_C: Tensor  # share of the rows' variance along each axis; 0 if they have none
-
-
-def principal(sketch_NK: Tensor, num: int = 2) -> Principal:
-    """Directions of sketches on their first `num` principal axes.
+def principal(sketch_NK: Tensor, num: int = 2) -> tuple[Tensor, Tensor]:
+    """Directions of sketches on their first `num` principal axes, and each axis' share of variance.
 
     With X the directions (sketches over their norms) centred on their mean, as in the paper's
     Figure 1, and X X' = U L U', coordinates are U sqrt(L). The sign of an axis makes its coordinate
@@ -122,4 +114,4 @@ def principal(sketch_NK: Tensor, num: int = 2) -> Principal:
     flat_C = value_C <= ROUNDING * len(sketch_NK)  # directions have length 1
     value_C = value_C.masked_fill(flat_C, 0)
     share_C = value_C / centred_NK.square().sum().clamp_min(ROUNDING)
-    return Principal(vector_NC * value_C.sqrt(), share_C)
+    return vector_NC * value_C.sqrt(), share_C

@@ -39,7 +39,6 @@ from dograph.train.metrics import sketch_rows
 SEQ_LEN = 256  # tokens of a row by default, for models that no run trained
 EXAMPLES, LISTED = 3, 5  # rows shown for each domain, and at either end of the text scores
 PREVIEW = 80  # characters of each
-FEW_ROWS = 100  # of a source or stratum; its interval is then wide
 TOKENS_AT_ONCE = 4096
 # Sums of kernel values that differ by less than this, relative to the kernel's diagonal, are
 # equal: the same relabelling summed in another order must count as a tie, not as smaller.
@@ -132,7 +131,12 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
     domains = partition(sketch_NK, label_N, request.domains)
     count_G, total_G = torch.bincount(source_N), torch.zeros(len(sources)).double()
     mean_G = total_G.index_add(0, source_N, loss_N.double()) / count_G
-    nearest = _nearest(label_N, direction_NK, request.domains)
+    centroid_MK = domain_means(direction_NK, label_N, request.domains)
+    near_NM = closeness(direction_NK, centroid_MK, normalise=True)
+    order_NM = near_NM.argsort(dim=0, descending=True, stable=True)
+    nearest = []  # rows nearest each domain's centroid
+    for domain, order_N in enumerate(order_NM.T.tolist()):
+        nearest += [n for n in order_N if label_N[n] == domain][:EXAMPLES]
     return Inspection(
         model=request.model,
         corpus=str(corpus.directory),
@@ -232,17 +236,6 @@ def perceived(sketch_NK: Tensor, num_domains: int, seed: int) -> tuple[Tensor, T
     direction_NK = F.normalize(unit_NK - unit_NK.mean(dim=0))
     cluster = KMeans(num_domains, normalise=True, restarts=16, seed=seed)
     return cluster(direction_NK, 0), direction_NK
-
-
-def _nearest(label_N: Tensor, direction_NK: Tensor, num_domains: int) -> list[int]:
-    """The rows nearest each domain's centroid."""
-    centroid_MK = domain_means(direction_NK, label_N, num_domains)
-    near_NM = closeness(direction_NK, centroid_MK, normalise=True)
-    nearest = []
-    for domain, near_N in enumerate(near_NM.T.tolist()):
-        own = [n for n, label in enumerate(label_N.tolist()) if label == domain]
-        nearest += sorted(own, key=lambda n: (-near_N[n], n))[:EXAMPLES]
-    return nearest
 
 
 # Theorem 1: the distance of groups of samples in gradient space, with permutation tests.

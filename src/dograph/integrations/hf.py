@@ -139,21 +139,19 @@ class AttachedMixer:
             folder = get_last_checkpoint(self.trainer.args.output_dir)
         self.resumed = bool(folder)
         if folder:
-            self.restore(Path(folder))
+            try:
+                state = json.loads((Path(folder) / VALUES).read_text(encoding="utf-8"))
+                tensors = Path(folder) / TENSORS
+                if state["sha256"] != sha256_of(tensors):
+                    raise ValueError(f"{TENSORS} is damaged: it does not match {VALUES}")
+                restore_mixer(self.mixer, self.meters, tensors, state["mixer"])
+            except (OSError, ValueError, KeyError, SafetensorError) as error:
+                raise RunError(
+                    f"{folder} has no complete state of a mixer ({error}). Resume from a "
+                    "checkpoint that was saved with the mixer attached, such as the one before it, "
+                    "or start again"
+                ) from error
         return self.stock_train(resume_from_checkpoint, *args, **kwargs)
-
-    def restore(self, folder: Path) -> None:
-        """Load the state of the mixer and the meters from a checkpoint."""
-        try:
-            stored = json.loads((folder / VALUES).read_text(encoding="utf-8"))
-            if stored["sha256"] != sha256_of(folder / TENSORS):
-                raise ValueError(f"{TENSORS} is damaged: it does not match {VALUES}")
-            restore_mixer(self.mixer, self.meters, folder / TENSORS, stored["mixer"])
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise RunError(
-                f"{folder} has no complete state of a mixer ({error}). Resume from a checkpoint "
-                "that was saved with the mixer attached, such as the one before it, or start again"
-            ) from error
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The model is on its device now, and the number of steps is known."""

@@ -14,7 +14,7 @@ from pydantic import Field
 from dograph.config import Options
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Mixer
-from dograph.mixers.remixing import bounded
+from dograph.mixtures.proposals import bounded
 from dograph.types import Mixture
 
 

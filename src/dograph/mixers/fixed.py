@@ -14,10 +14,10 @@ from dograph.mixtures.file import (
     RunFacts,
     as_mixture,
     as_provenance,
+    find_preset,
     mismatches,
     read_mixture_file,
 )
-from dograph.mixtures.published import find_preset
 from dograph.types import Mixture, Signals
 
 STAGE_KEYS = ("weights", "provenance")

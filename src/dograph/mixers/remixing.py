@@ -19,13 +19,11 @@ from torch import Tensor
 
 from dograph.errors import ConfigError
 from dograph.mixers.base import Lab
-from dograph.mixtures.proposals import capped
+from dograph.mixtures.proposals import bounded
 from dograph.types import Domains, Mixture
 
 if TYPE_CHECKING:
     from dograph.mixers.dograph import DoGraphOptions
-
-NEGLIGIBLE = 1e-12  # shares below this are counts that have decayed, and become 0
 
 
 class Remixing:
@@ -111,20 +109,3 @@ class Remixing:
         self.tokens, self.first = dict(state["tokens"]), dict(state["first"])
         self.budget = state["budget"]
         self.count_MS = state.get("count_MS")
-
-
-def bounded(share_S: np.ndarray, *, low_S: np.ndarray, high_S: np.ndarray) -> np.ndarray:
-    """Shares scaled by one factor and clipped to their bounds, so that they sum to 1.
-
-    If the upper bounds sum to less than 1 (a corpus too small for the run), they are scaled up.
-    """
-    high_S = np.maximum(high_S, low_S)
-    if high_S.sum() < 1:
-        high_S = high_S / high_S.sum()
-    share_S = np.where(share_S < NEGLIGIBLE, 0.0, share_S)
-    clipped_S = capped(share_S[None], high_S, low_S=low_S)[0]
-    missing = 1 - clipped_S.sum()  # if all others are at their bound, it goes to the rest
-    room_S = high_S - clipped_S
-    if missing > 1e-9 and room_S.sum() > 0:
-        clipped_S = clipped_S + missing * room_S / room_S.sum()
-    return np.asarray(clipped_S / clipped_S.sum())

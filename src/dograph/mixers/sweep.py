@@ -97,13 +97,12 @@ class SweepPlanner(Planner):
         self, mixtures: Sequence[Mixture], name: str, settings: Mapping[str, Any]
     ) -> list[Proxy]:
         """One per mixture, of the sources that it draws; all with the same initial weights."""
-        drawn = [{k: w for k, w in mixture.weights.items() if w > 0} for mixture in mixtures]
-        return [
-            Proxy(
-                f"{name} {n}", {"name": "static", "weights": weights}, self.options.seed, settings
-            )
-            for n, weights in enumerate(drawn, start=1)
-        ]
+        proxies = []
+        for n, mixture in enumerate(mixtures, start=1):
+            drawn = {source: weight for source, weight in mixture.weights.items() if weight > 0}
+            static = {"name": "static", "weights": drawn}
+            proxies.append(Proxy(f"{name} {n}", static, self.options.seed, settings))
+        return proxies
 
     def _best(
         self,

@@ -1,4 +1,4 @@
-"""A mixture in the configuration formats of four trainers, and as plain YAML or JSON.
+"""A mixture in the configuration formats of three trainers, and as plain YAML or JSON.
 
 Each trainer has a writer that returns comments on what its weights mean, and the file's content.
 """
@@ -34,14 +34,6 @@ Sources = Sequence[ExportSource]
 Exported = tuple[list[str], Any]  # comment lines; Python or shell text, or a mapping for YAML
 
 
-class ExportFormat(NamedTuple):
-    """How a mixture is written for a trainer, and what a place looks like there."""
-
-    write: Callable[[Sources], Exported]
-    placeholder: str = "data/{}"
-    reads_hub: bool = False  # if not, it reads token files prepared for it
-
-
 def export_mixture(name: str, mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
     """The configuration text of a mixture for the trainer `name`."""
     for source in places:
@@ -56,18 +48,18 @@ def export_mixture(name: str, mixture: Mapping[str, float], places: Mapping[str,
         if name == "json":
             return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         return "# Share of training tokens by source.\n" + as_yaml(content)
-    trainer = TRAINERS[name]
+    write, placeholder = TRAINERS[name]
     sources = []
     for source, weight in weights.items():
         safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in source)
-        place = places.get(source, trainer.placeholder.format(safe))
-        if place.startswith(HUB) and not trainer.reads_hub:
+        place = places.get(source, placeholder.format(safe))
+        if place.startswith(HUB) and name != "hf":
             raise ConfigError(
                 f"--place {source}={place}: this trainer reads prepared token files, not the "
                 "Hugging Face hub; give the path of the files"
             )
         sources.append(ExportSource(source, weight, place))
-    lines, content = trainer.write(sources)
+    lines, content = write(sources)
     if zero := [source for source, weight in mixture.items() if weight == 0]:
         lines.append(f"left out, weight 0: {', '.join(zero)}")
     if unplaced := [source for source in weights if source not in places]:
@@ -126,27 +118,6 @@ dataset = interleave_datasets(
     return lines, text
 
 
-def _levanter(sources: Sources) -> Exported:
-    """Components and their train_weights: the `data` of a configuration.
-
-    Against `LmDataConfig` and `DatasetComponent` and the Training-Data-Guide of
-    marin-community/marin 161966a, e621fef; earlier releases had `configs`, without `source`.
-    """
-    components: dict[str, Any] = {}
-    for source in sources:
-        data: dict[str, Any] = {"type": "url", "train_urls": [source.place]}
-        if source.place.startswith(HUB):
-            data = {"type": "hf", "id": source.place.removeprefix(HUB)}
-        components[source.name] = {"source": data}
-    lines = [
-        "Levanter: the data of a configuration; add tokenizer and cache_dir.",
-        """Weights count sequences of the training length, so they are shares of tokens
-        (text components are concatenated and cut).""",
-    ]
-    weights = {source.name: source.weight for source in sources}
-    return lines, {"data": {"components": components, "train_weights": weights}}
-
-
 def _megatron(sources: Sources) -> Exported:
     """The blend of --data-path, as a bash array of arguments.
 
@@ -184,10 +155,10 @@ def _olmo_core(sources: Sources) -> Exported:
     return lines, {"sources": [dict(zip(keys, row, strict=True)) for row in rows]}
 
 
-TRAINERS: Mapping[str, ExportFormat] = {
-    "hf": ExportFormat(_hf, reads_hub=True),
-    "olmo-core": ExportFormat(_olmo_core, "data/{}/*.npy"),
-    "megatron": ExportFormat(_megatron, "data/{}_text_document"),
-    "levanter": ExportFormat(_levanter, "data/{}/*.jsonl.gz", reads_hub=True),
+# How a mixture is written for a trainer, and what a place looks like there.
+TRAINERS: Mapping[str, tuple[Callable[[Sources], Exported], str]] = {
+    "hf": (_hf, "data/{}"),
+    "olmo-core": (_olmo_core, "data/{}/*.npy"),
+    "megatron": (_megatron, "data/{}_text_document"),
 }
 FORMATS = [*TRAINERS, "yaml", "json"]

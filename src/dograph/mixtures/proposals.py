@@ -55,6 +55,26 @@ def capped(
     return result_NS
 
 
+NEGLIGIBLE = 1e-12  # shares below this are counts that have decayed, and become 0
+
+
+def bounded(share_S: np.ndarray, *, low_S: np.ndarray, high_S: np.ndarray) -> np.ndarray:
+    """Shares scaled by one factor and clipped to their bounds, so that they sum to 1.
+
+    If the upper bounds sum to less than 1 (a corpus too small for the run), they are scaled up.
+    """
+    high_S = np.maximum(high_S, low_S)
+    if high_S.sum() < 1:
+        high_S = high_S / high_S.sum()
+    share_S = np.where(share_S < NEGLIGIBLE, 0.0, share_S)
+    clipped_S = capped(share_S[None], high_S, low_S=low_S)[0]
+    missing = 1 - clipped_S.sum()  # if all others are at their bound, it goes to the rest
+    room_S = high_S - clipped_S
+    if missing > 1e-9 and room_S.sum() > 0:
+        clipped_S = clipped_S + missing * room_S / room_S.sum()
+    return np.asarray(clipped_S / clipped_S.sum())
+
+
 DRAWS = 100_000
 TOP = 128
 

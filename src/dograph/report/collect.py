@@ -28,8 +28,9 @@ AVERAGE = "average"
 POINTS = 2400  # buckets shared by all runs, so that many runs do not make a huge page
 LEAST, MOST = 60, 400  # buckets of a curve
 # Settings that may differ between runs of a group: the seed, and those that change no number.
-_FREE: Any = dict.fromkeys(("seed", "run", "log", "checkpoint", "probe"), True)
-_FREE["train"] = {"device"}
+_FREE: Any = {"train": {"device"}} | dict.fromkeys(
+    ("seed", "run", "log", "checkpoint", "probe"), True
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,12 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
     opened, runs = subjects.runs, list[RunData]()
     left_out = list(subjects.left_out)
     buckets = min(MOST, max(LEAST, POINTS // max(len(opened), 1)))
-    names = run_names([run.path for run in opened])
+    parts, names = [run.path.resolve().parts for run in opened], list[str]()
+    # The names of folders, with as many parent folders as make them unique.
+    for depth in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(own[-depth:]) for own in parts]
+        if len(set(names)) == len(names):
+            break
     groups = group_names([run.as_trained() for run in opened], [run.method for run in opened])
     by_group: dict[str, list[str]] = {}
     with counted("{done}/{total} runs", len(opened)) as display:
@@ -297,16 +303,6 @@ def _single_verdict(run: RunData) -> str:
     if count := len(run.warnings):
         parts.append(f"{count} warning{'s' if count > 1 else ''}")
     return "; ".join(parts) + "."
-
-
-def run_names(paths: Sequence[Path]) -> list[str]:
-    """The names of folders, with as many parent folders as make them unique."""
-    parts, names = [path.resolve().parts for path in paths], list[str]()
-    for depth in range(1, max(map(len, parts), default=0) + 1):
-        names = ["/".join(own[-depth:]) for own in parts]
-        if len(set(names)) == len(names):
-            break
-    return names
 
 
 def group_names(

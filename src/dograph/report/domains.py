@@ -111,7 +111,13 @@ def domains_of(run: OpenRun, buckets: int) -> DomainsView | None:
             notes.append(f"The run's corpus is not at {where}, so no texts are shown.")
         elif corpus.manifest.tokenizer.file is None:
             notes.append("The corpus has tokens but no tokenizer, so no texts are shown.")
-        views = probe_views(probes, lasting=lasting)
+        for probe in probes:
+            coordinate_NC, explained_C = principal(probe.sketch_NK)
+            place = [rounded(xs, 4) for xs in coordinate_NC.T.numpy()]
+            # The numbers of another probe's clusters mean other clusters.
+            label = (probe if lasting else probes[-1]).label_N.tolist()
+            explained = rounded(explained_C.numpy(), 4)
+            views.append(ProbeView(probe.step, place, explained, label))
     sources = probes[-1].sources if probes else []
     profiles = describe_domains(run.files, corpus)
     return DomainsView(
@@ -203,22 +209,6 @@ def profile_blocks(corpus: Corpus | None, profiles: Profiles, *, lasting: bool) 
         PageBlock("folded", folded, "Typical texts", "typical"),
     ]
     return blocks if rows else []
-
-
-def probe_views(probes: list[Probe], *, lasting: bool) -> list[ProbeView]:
-    """Coordinates on each probe's principal axes.
-
-    Clusters are those of the last probe at every step: their numbers at other probes mean other
-    clusters.
-    """
-    views = []
-    for probe in probes:
-        found = principal(probe.sketch_NK)
-        place = [rounded(xs, 4) for xs in found.coordinate_NC.T.numpy()]
-        label = (probe if lasting else probes[-1]).label_N.tolist()
-        explained = rounded(found.explained_C.numpy(), 4)
-        views.append(ProbeView(probe.step, place, explained, label))
-    return views
 
 
 def place_graph(graph: dict[str, Any], places: dict[int, np.ndarray]) -> PlacedGraph:

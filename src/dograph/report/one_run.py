@@ -242,20 +242,15 @@ def cost_of(run: OpenRun) -> StepCosts:
     )
 
 
-def noise_text(run: OpenRun) -> str:
-    """The newest noise scale with its interval, to stand after the batch size."""
-    scale, *ends = (run.columns.last(f"noise/{name}") for name in (SCALE, LOW, HIGH))
-    shown = " to ".join("?" if end is None else f"{end:.3g}" for end in ends)
-    of = f"samples (95 %: {shown}), of {measured_parameters(run.config.sketch)}"
-    return "" if scale is None else f"; noise scale {scale:.3g} {of}"
-
-
 def _facts(run: OpenRun, cost: StepCosts) -> dict[str, str]:
     config, train, made = run.config, run.config.train, run.columns.last_step
     environment = read_record(run.path / ENVIRONMENT, _environment, run.skipped) or {}
     options = ", ".join(f"{k}={json.dumps(v)}" for k, v in config.mixer.options.items())
     devices = environment.get("gpus") or [f"CPU, {environment.get('torch_threads', '?')} threads"]
     libraries = environment.get("libraries") or {}
+    scale, *ends = (run.columns.last(f"noise/{name}") for name in (SCALE, LOW, HIGH))
+    shown = " to ".join("?" if end is None else f"{end:.3g}" for end in ends)
+    of = f"samples (95 %: {shown}), of {measured_parameters(config.sketch)}"
     return {
         "run": str(run.path) + (f", forked from {run.parent}" if run.parent else ""),
         "model": str(config.model.preset or config.model.path),
@@ -264,7 +259,7 @@ def _facts(run: OpenRun, cost: StepCosts) -> dict[str, str]:
         "seed": str(config.seed),
         "steps": f"{made:,} of {config.batches.steps:,}",
         "batch": f"{config.batches} samples of {config.data.seq_len} tokens, {train.dtype}"
-        + noise_text(run),
+        + ("" if scale is None else f"; noise scale {scale:.3g} {of}"),
         "tokens": f"{config.batches.drawn(made) * config.data.seq_len:,}",
         "device": ", ".join(dict.fromkeys(map(str, devices))),
         "processes": str(environment.get("world_size", "?")),

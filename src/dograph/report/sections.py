@@ -261,26 +261,24 @@ def health(data: PageData) -> list[PageItem]:
 
 def cost(data: PageData) -> list[PageItem]:
     """Time and memory of the steps."""
+    names = dict.fromkeys(part for run in data.runs for part in run.cost.parts)
+
+    def part_of(name: str) -> Callable[[RunData], Entry]:
+        return lambda run: TableCell(run.cost.parts.get(name), digits=2)
+
     columns: Columns[RunData] = {
         "run": lambda run: run.name,
         "ms per step, wall-clock": lambda run: TableCell(run.cost.step_ms, digits=1),
+        **{f"{name}, ms": part_of(name) for name in names},
         "tokens/s": lambda run: round(run.cost.tokens_per_second or 0),
         "peak memory": lambda run: (
             f"{peak / 2**30:.2f} GiB" if (peak := run.cost.peak_bytes) else "not recorded"
         ),
         "training time": lambda run: run.facts["training time"],
     }
-    timed = [run for run in data.runs if run.cost.parts]
-    names = dict.fromkeys(part for run in timed for part in run.cost.parts)
-
-    def part_of(name: str) -> Callable[[RunData], Entry]:
-        return lambda run: TableCell(run.cost.parts.get(name), digits=2)
-
-    parts: Columns[RunData] = {"run": lambda run: run.name, **{n: part_of(n) for n in names}}
-    title = f"Milliseconds of each part of a step, mean after the first {WARM_UP} steps"
-    by_part: list[PageItem] = [heading(title), table_of("parts of a step", timed, parts)]
+    parts = f"Parts of a step: means after the first {WARM_UP} steps."
     table = table_of("cost by run", data.runs, columns)
-    return [*(by_part if timed else []), heading("By run"), table, PageBlock("soft", PRICE)]
+    return [table, PageBlock("soft", f"{parts} {PRICE}" if names else PRICE)]
 
 
 def comparison(data: PageData) -> list[PageItem]:

@@ -23,8 +23,6 @@ from dograph.train.run_dir import EVAL
 
 HOST = "127.0.0.1"
 LEAST_WAIT, SHARE = 3.0, 20.0  # seconds between reads, and at least 20 times what one takes
-
-
 # The page's data at one time, its version, and the seconds until the page should ask again.
 Look = tuple[PageData, str, float]
 
@@ -50,7 +48,12 @@ class Server(ThreadingHTTPServer):
         with self._lock:
             # A comparison that is running starts further runs.
             self._subjects = open_subjects(self._paths, self._subjects.runs)
-            files = self._files_now()
+            paths = [folder / REPORT for folder in self._subjects.comparisons]
+            for run in (run.files for run in self._subjects.runs):
+                paths += [run.metrics_file, run.graph_file, run.validation_file, run.probes]
+                paths.append(run.path / EVAL)
+            status = {path: path.stat() for path in paths if path.exists()}
+            files = [(path, now.st_mtime_ns, now.st_size) for path, now in status.items()]
             if self._last is None or files != self._files:
                 start = time.monotonic()
                 data = collect(self._subjects, keep=True)
@@ -59,24 +62,11 @@ class Server(ThreadingHTTPServer):
                 self._files = files
             return self._last
 
-    def _files_now(self) -> list[tuple[Path, int, int]]:
-        """All files that a page is made from, with their modification times and sizes."""
-        paths = [folder / REPORT for folder in self._subjects.comparisons]
-        for run in (run.files for run in self._subjects.runs):
-            paths += [run.metrics_file, run.graph_file, run.validation_file, run.probes]
-            paths.append(run.path / EVAL)
-        status = {path: path.stat() for path in paths if path.exists()}
-        return [(path, now.st_mtime_ns, now.st_size) for path, now in status.items()]
-
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A closed browser tab, or a file that is being replaced, ends only this request."""
         error = sys.exception()
         if not isinstance(error, ConnectionError | TimeoutError):
             print(f"warning: {type(error).__name__}: {error}", file=sys.stderr)
-
-    @property
-    def address(self) -> str:
-        return f"http://{HOST}:{self.server_port}/"
 
 
 class Handler(BaseHTTPRequestHandler):

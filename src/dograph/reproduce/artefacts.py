@@ -261,9 +261,21 @@ def _build_ask(wanted: Wanted) -> Ask:
         methods = parse_methods(text, config, artefact.baseline, SPECS)
     except ConfigError as error:
         raise ConfigError(str(error).replace("--mixers", "--methods")) from error
-    if artefact.is_probed:
-        unprobed = [method.label for method in methods if not method.is_sketched]
-        _require_probes(artefact.name, config, unprobed)
+    if artefact.is_probed and not (config.probe.rows and config.probe.at):  # none at the end
+        raise ConfigError(
+            f"{artefact.name} needs probes, and probe.rows={config.probe.rows}, probe.at="
+            f"{list(config.probe.at)} takes none; leave both at their defaults, or set probe.rows "
+            "to some hundreds and probe.at to fractions of the run such as [0.0, 0.1, 1.0]"
+        )
+    unprobed = [method.label for method in methods if not method.is_sketched]
+    if artefact.is_probed and unprobed:
+        every = parse_methods(",".join(SPECS), config, BASELINE, SPECS)
+        able = ", ".join(method.label for method in every if method.is_sketched)
+        raise ConfigError(
+            f"{artefact.name} needs probes, and runs of {', '.join(unprobed)} take none: their "
+            "mixers do not need sketches. Leave them out of --methods. These can be probed: "
+            f"{able}, and your own mixers that need sketches. equal samples and weighs as uniform"
+        )
     planned = any(method.is_planned for method in methods)
     if wanted.proxy and not planned:
         raise ConfigError("--proxy is for planned methods, and --methods names none")
@@ -300,21 +312,3 @@ def _config(wanted: Wanted) -> RunConfig:
         own["optim"] = {"warmup_steps": round(values["optim"]["warmup_steps"] * asked / steps)}
     merged = merge(values, own, changes) | {"mixer": {"name": "uniform"}}
     return parse_config(merged, f"{wanted.artefact.name}, scale {wanted.scale}", changes)
-
-
-def _require_probes(name: str, config: RunConfig, unprobed: list[str]) -> None:
-    """Refuse runs that would end without a probe."""
-    if not config.probe.rows or not config.probe.at:
-        raise ConfigError(
-            f"{name} needs probes, and probe.rows={config.probe.rows}, probe.at="
-            f"{list(config.probe.at)} takes none; leave both at their defaults, or set probe.rows "
-            "to some hundreds and probe.at to fractions of the run such as [0.0, 0.1, 1.0]"
-        )
-    if unprobed:
-        every = parse_methods(",".join(SPECS), config, BASELINE, SPECS)
-        able = ", ".join(method.label for method in every if method.is_sketched)
-        raise ConfigError(
-            f"{name} needs probes, and runs of {', '.join(unprobed)} take none: their mixers "
-            "do not need sketches. Leave them out of --methods. These can be probed: "
-            f"{able}, and your own mixers that need sketches. equal samples and weighs as uniform"
-        )

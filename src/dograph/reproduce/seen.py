@@ -74,7 +74,7 @@ def gradient_pca(study: Study) -> Reproduction:
         tables.append(_over_training(label, many, tuple(ENDS)))
         # The shares of the variance on the first two principal axes of each probe.
         explained = {
-            str(step): principal(read_probe(many.runs[0], step).sketch_NK).explained_C.tolist()
+            str(step): principal(read_probe(many.runs[0], step).sketch_NK)[1].tolist()
             for step in many.steps
         }
         data[label] = {**plain(many), "pca": explained}
@@ -207,7 +207,7 @@ def agreement_by_chance(label_N: Tensor, source_N: Tensor, seed: int) -> Tensor:
 
 
 def merging(runs: Sequence[Path], num_domains: int = NUM_DOMAINS) -> Merging:
-    """Figures of every probe of these runs, which differ by their seeds."""
+    """Figures of every probe of these runs, which differ by their seeds; means with t intervals."""
     steps_of = {str(run): probed_steps(run) for run in runs}
     steps, *others = steps_of.values()
     if any(other != steps for other in others):
@@ -224,7 +224,16 @@ def merging(runs: Sequence[Path], num_domains: int = NUM_DOMAINS) -> Merging:
     by_run = [
         [perception(_comparable(run, step)[0], num_domains) for step in steps] for run in runs
     ]
-    figures = [_mean_figures(same_step) for same_step in zip(*by_run, strict=True)]
+    figures = []
+    for same_step in zip(*by_run, strict=True):  # of a single run its own figures
+        means: dict[str, Any] = {
+            name: mean_estimate([getattr(own, name).value for own in same_step]).within(ends)
+            for name, ends in ENDS.items()
+        }
+        for name in ("nmi_by_chance", "purity_by_chance"):
+            means[name] = fmean(getattr(own, name) for own in same_step)
+        rows = min(own.rows for own in same_step)
+        figures.append(ProbeFigures(step=same_step[0].step, rows=rows, **means))
     return Merging(list(runs), steps, first.sources, left_out, figures, by_run)
 
 
@@ -250,15 +259,3 @@ def _comparable(run: Path, step: int) -> tuple[Probe, list[str]]:
         nearest={},  # by the numbers of all rows
     )
     return kept, list(compress(whole.sources, ~kept_S))
-
-
-def _mean_figures(same_step: Sequence[ProbeFigures]) -> ProbeFigures:
-    """Means over runs with t intervals; of a single run its own figures."""
-    means: dict[str, Any] = {
-        name: mean_estimate([getattr(figures, name).value for figures in same_step]).within(ends)
-        for name, ends in ENDS.items()
-    }
-    for name in ("nmi_by_chance", "purity_by_chance"):
-        means[name] = fmean(getattr(figures, name) for figures in same_step)
-    rows = min(figures.rows for figures in same_step)
-    return ProbeFigures(step=same_step[0].step, rows=rows, **means)

@@ -15,7 +15,7 @@ from rich.console import Console
 from dograph.compare.arms import Ask, typed
 from dograph.compare.cells import Say
 from dograph.compare.findings import REPORT, Findings
-from dograph.compare.session import forecast_lines, open_corpus, run_compare
+from dograph.compare.session import open_corpus, run_compare
 from dograph.config import resolve_config
 from dograph.data.corpus import Corpus, blocks_by_source, equal_shares
 from dograph.errors import ConfigError
@@ -72,17 +72,6 @@ def check(wanted: Wanted, ask: Ask, request: EvalRequest, report: Report) -> Cor
                 f"{config.data.seq_len} tokens: {blocks})"
             )
     return corpus
-
-
-def forecast(ask: Ask, corpus: Corpus) -> Iterator[str]:
-    """The expected cost: cells, steps, tokens, FLOPs."""
-
-    def without(refused: list[str]) -> str:
-        others = ",".join(m.label for m in ask.methods if m.label not in refused)
-        return f"leave {', '.join(refused)} out: --methods {others}"
-
-    yield f"{ask.out}: {ask.config.tokens:,} tokens per run on {corpus.directory}"
-    yield from forecast_lines(ask, corpus, without)
 
 
 def train(wanted: Wanted, asks: Mapping[str, Ask], pool: Pool, say: Say) -> dict[str, Study]:

@@ -190,12 +190,6 @@ def signs_plainly(word_W: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     return table_256x8.index_select(0, word_W.view(torch.uint8).int()).flatten()
 
 
-def normals(word_W: Tensor) -> Tensor:
-    """Two standard normals per word by the inverse CDF: (2 W,) float64."""
-    half_W2 = torch.stack((word_W, word_W >> 32), dim=1) & 0xFFFFFFFF
-    return torch.erfinv((half_W2.flatten().double() + 0.5) / (1 << 31) - 1) * math.sqrt(2)
-
-
 def _shifted(value: Tensor, places: int) -> Tensor:
     """A logical right shift: torch's own copies the sign bit."""
     return (value >> places) & ((1 << (BITS - places)) - 1)
@@ -264,9 +258,9 @@ class Bank:
         if self.epoch == (epoch := self.projection.epoch(step)) or not self.wanted:
             return False
         self._drawn = {}
-        seed, gaussian = self.projection.seed, self.projection.kind == "two-sided"
+        seed = self.projection.seed
         for (kind, columns), shapes in self.wanted.items():
-            per_word = {"turn": 1, "entry": 2 if gaussian else BITS}.get(kind, BITS)
+            per_word = 1 if kind == "turn" else BITS
             counts = [math.ceil(math.prod(shape) / per_word) for shape in shapes.values()]
             if (kind, columns) not in self._starts:
                 keys = [key64(seed, "projection", name, part) for name, part in shapes]
@@ -274,9 +268,6 @@ class Bank:
             start_W = self._starts[kind, columns]
             if kind == "turn":
                 flat_N = words(start_W, seed, epoch)
-            elif kind == "entry" and gaussian:
-                normal_N = normals(words(start_W, seed, epoch))
-                flat_N = (normal_N / math.sqrt(columns)).to(self.dtype)
             else:
                 wide = torch.promote_types(self.dtype, torch.float32)
                 dtype = {"entry": self.dtype, "hash": torch.int8}.get(kind, wide)

@@ -16,8 +16,7 @@ from dograph import __version__
 from dograph.config import RunConfig
 from dograph.errors import ConfigError, DographError, RunError
 from dograph.files import write_json, write_text
-from dograph.mixtures.file import RunFacts, mismatches
-from dograph.mixtures.published import find_mixture
+from dograph.mixtures.file import RunFacts, find_mixture, mismatches
 from dograph.records import Skipped, read_lines, read_record
 from dograph.train.checkpoint import TrainingState
 from dograph.train.distributed import World

@@ -389,10 +389,8 @@ def start_warnings(config: RunConfig, corpus: Corpus, sampler: Sampler, mixer: M
         f"eval.max_samples_per_source={most}"
     )
     notes = mixture_warnings(config, corpus) + mixer.cautions(config)
-    sizes, micro = (
-        sorted({own.size for own in config.batches.phases}),
-        config.train.micro_batch_size,
-    )
+    sizes = sorted({own.size for own in config.batches.phases})
+    micro = config.train.micro_batch_size
     if config.train.compile and any(size % (micro or sizes[-1]) for size in sizes[:-1]):
         notes.append(
             f"train.compile=true compiles the model anew for batches of {sizes} samples; with "

@@ -21,10 +21,10 @@ def resolved(monkeypatch):
 
 def test_options_and_settings_arrive(resolved):
     own = ["model.preset=tiny", "train.device=cpu"]
-    more = ["--modes", "full, head", "--steps", "12", "--vocab-size", "99", "--profile"]
+    more = ["--modes", "full, head", "--steps", "12", "--vocab-size", "99"]
     CliRunner().invoke(app, ["bench", "planted", *own, *more, "--peak-tflops", "7"])
     expected = {"config": "planted", "settings": own, "place": "cpu", "modes": ("full", "head")}
-    expected |= {"steps": 12, "vocab_size": 99, "profile": True, "peak_tflops": 7.0}
+    expected |= {"steps": 12, "vocab_size": 99, "peak_tflops": 7.0}
     assert resolved == expected
 
 

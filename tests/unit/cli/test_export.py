@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from dograph.cli.export import export
 from dograph.config import RunConfig
 from dograph.errors import ConfigError, RunError
-from dograph.mixtures.published import PRESETS
+from dograph.mixtures.file import PRESETS
 from token_corpora import write_manifest, write_split
 
 app = typer.Typer()

@@ -7,8 +7,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
+from dograph.cli.data import composition
 from dograph.cli.main import app
-from dograph.data.options import composition
 from dograph.errors import ConfigError, CorpusError
 from text_inputs import lines, prepare, text, write_jsonl, write_tokenizer
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from dograph.data.encode import Checker
 from dograph.data.formats import Chunk, Line, Position, RawRow
-from dograph.data.inputs import Input
-from dograph.data.options import PrepareOptions
+from dograph.data.inputs import Input, PrepareOptions
 from dograph.errors import CorpusError
 
 OPTIONS = {"inputs": ("any",), "out": Path("nowhere"), "source_field": "meta.set"}

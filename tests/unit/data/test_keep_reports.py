@@ -9,7 +9,7 @@ import pytest
 from dograph.cli import console
 from dograph.data import formats
 from dograph.data import pipeline as outputs
-from dograph.data.options import PrepareOptions
+from dograph.data.inputs import PrepareOptions
 from dograph.data.pipeline import PreparationProgress
 from dograph.data.pipeline import prepare as prepare_corpus
 from dograph.errors import ConfigError, CorpusError

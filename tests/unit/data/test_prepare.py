@@ -13,7 +13,7 @@ from dograph.data import formats
 from dograph.data import pipeline as outputs
 from dograph.data.corpus import Corpus
 from dograph.data.encode import ChunkEncoder
-from dograph.data.options import PrepareOptions
+from dograph.data.inputs import PrepareOptions
 from dograph.data.pipeline import prepare as prepare_corpus
 from dograph.data.staging import lock
 from dograph.errors import ConfigError, CorpusError

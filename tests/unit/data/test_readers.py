@@ -10,8 +10,7 @@ import pytest
 from dograph.data import formats
 from dograph.data.encode import Checker
 from dograph.data.formats import Fields, Position, pick
-from dograph.data.inputs import Input
-from dograph.data.options import PrepareOptions
+from dograph.data.inputs import Input, PrepareOptions
 from dograph.data.pipeline import read_chunks
 from dograph.errors import CorpusError
 from text_inputs import COMPRESS, lines, resolve, text, write_jsonl

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from dograph.cli.data import absent_sources, composition
 from dograph.data.inputs import RECIPES
-from dograph.data.options import absent_sources, composition
 from text_inputs import lines, prepare, read_back, text, write_tokenizer
 
 SHARED = Path(__file__).parents[4] / "shared"

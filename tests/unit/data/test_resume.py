@@ -11,7 +11,7 @@ import pytest
 from disk_calls import DiskCalls
 from dograph.data import formats, staging
 from dograph.data import pipeline as preparation
-from dograph.data.options import PrepareOptions
+from dograph.data.inputs import PrepareOptions
 from dograph.data.pipeline import prepare as prepare_corpus
 from dograph.errors import CorpusError
 from text_inputs import COMPRESS, files_of, lines, prepare, text, write_jsonl, write_tokenizer

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from dograph.data import pipeline
-from dograph.data.tokenizer import (
+from dograph.data.encode import (
     end_of_text,
     find_tokenizer,
     open_tokenizer,
@@ -123,7 +123,7 @@ def test_a_hugging_face_name_comes_from_the_cache_of_the_hub(tmp_path):
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(revision)
     code = (
-        "from dograph.data.tokenizer import find_tokenizer\n"
+        "from dograph.data.encode import find_tokenizer\n"
         "import sys\n"
         "print(find_tokenizer('someone/small').eos)\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"

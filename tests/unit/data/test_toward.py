@@ -13,7 +13,7 @@ from dograph.data import pipeline as preparation
 from dograph.data.corpus import DOCUMENT_DTYPE, Corpus
 from dograph.data.digests import verify
 from dograph.data.embedded import JUNK, junk_documents, planted_documents
-from dograph.data.options import PrepareOptions
+from dograph.data.inputs import PrepareOptions
 from dograph.data.pipeline import prepare as prepare_corpus
 from dograph.data.sampler import sample_origin
 from dograph.data.toward import MU, TextScorer

@@ -26,13 +26,13 @@ def sketches(rows, width, seed=0):
 @pytest.mark.parametrize(("rows", "width"), [(30, 80), (80, 12), (12, 12)])
 def test_components_are_those_of_scikit_learn(rows, width):
     sketch_NK = sketches(rows, width)
-    found = principal(sketch_NK, 3)
+    coordinate_NC, explained_C = principal(sketch_NK, 3)
     oracle = PCA(3, svd_solver="full")
     expected_NC = oracle.fit_transform(normalize(sketch_NK.double().numpy()))
     expected_NC = expected_NC * signed(expected_NC)
-    np.testing.assert_allclose(found.coordinate_NC.numpy(), expected_NC, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(found.explained_C, oracle.explained_variance_ratio_, rtol=1e-10)
-    assert found.coordinate_NC.dtype == torch.float64
+    np.testing.assert_allclose(coordinate_NC.numpy(), expected_NC, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(explained_C, oracle.explained_variance_ratio_, rtol=1e-10)
+    assert coordinate_NC.dtype == torch.float64
 
 
 def test_rotation_and_lengths_change_nothing():
@@ -40,8 +40,10 @@ def test_rotation_and_lengths_change_nothing():
     generator = torch.Generator().manual_seed(1)
     turn_KK, _ = torch.linalg.qr(torch.randn(9, 9, generator=generator, dtype=torch.float64))
     length_N1 = torch.linspace(0.01, 50, 20).double()[:, None]
-    one, other = principal(sketch_NK), principal(length_N1 * sketch_NK @ turn_KK)
-    torch.testing.assert_close(one.coordinate_NC, other.coordinate_NC, rtol=0, atol=1e-10)
+    (one_NC, _), (other_NC, _) = (
+        principal(own_NK) for own_NK in (sketch_NK, length_N1 * sketch_NK @ turn_KK)
+    )
+    torch.testing.assert_close(one_NC, other_NC, rtol=0, atol=1e-10)
 
 
 def test_directions_that_rows_do_not_have_are_empty():
@@ -49,13 +51,13 @@ def test_directions_that_rows_do_not_have_are_empty():
     angle_N = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     line_NK = torch.stack([1 - angle_N, angle_N, torch.zeros(4).double()], dim=1)
     line_NK = line_NK / line_NK.norm(dim=1, keepdim=True)
-    found = principal(line_NK, 3)
-    assert found.explained_C[2] == 0
-    assert found.coordinate_NC[:, 2].tolist() == [0] * 4
-    assert float(found.explained_C.sum()) == pytest.approx(1)
-    same = principal(torch.ones(5, 4), 2)
-    assert same.explained_C.tolist() == [0, 0]
-    assert same.coordinate_NC.tolist() == [[0, 0]] * 5
+    coordinate_NC, explained_C = principal(line_NK, 3)
+    assert explained_C[2] == 0
+    assert coordinate_NC[:, 2].tolist() == [0] * 4
+    assert float(explained_C.sum()) == pytest.approx(1)
+    coordinate_NC, explained_C = principal(torch.ones(5, 4), 2)
+    assert explained_C.tolist() == [0, 0]
+    assert coordinate_NC.tolist() == [[0, 0]] * 5
 
 
 def test_bad_requests_are_refused(tmp_path):

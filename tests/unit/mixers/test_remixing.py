@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from dograph.errors import ConfigError
 from dograph.mixers.dograph import DoGraph, DoGraphOptions
-from dograph.mixers.remixing import Remixing, bounded
+from dograph.mixers.remixing import Remixing
+from dograph.mixtures.proposals import bounded
 from dograph.types import Domains, Mixture
 from dograph_batches import batch
 

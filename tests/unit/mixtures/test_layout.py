@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dograph.errors import ConfigError
 from dograph.mixtures.export import export_mixture, file_kind, printed
-from dograph.mixtures.published import PRESETS, find_mixture
+from dograph.mixtures.file import PRESETS, find_mixture
 
 weights = st.lists(st.floats(0, 1, allow_subnormal=False), min_size=1, max_size=30).filter(
     lambda values: sum(values) > 1e-3

@@ -9,9 +9,8 @@ from scipy.optimize import minimize
 
 from dograph.errors import ConfigError
 from dograph.mixtures.convex import find_optimum
-from dograph.mixtures.from_table import propose_from_table
+from dograph.mixtures.from_table import MixtureReuse, propose_from_table
 from dograph.mixtures.mixing_laws import ExponentialLaw
-from dograph.mixtures.reuse import MixtureReuse
 from dograph.mixtures.tables import MixtureTable, read_table
 from law_oracles import weighted_slope, weighted_value
 from planned_tables import exponential_table

@@ -6,8 +6,7 @@ import pytest
 
 from dograph.data.inputs import RECIPES
 from dograph.errors import ConfigError
-from dograph.mixtures.file import squash
-from dograph.mixtures.published import CANONICAL, PRESETS, find_mixture, find_preset
+from dograph.mixtures.file import CANONICAL, PRESETS, find_mixture, find_preset, squash
 
 SLIMPAJAMA = list(RECIPES["slimpajama-6b"].table)
 PILE = list(RECIPES["pile"].table)

@@ -5,7 +5,7 @@ Each model below is the relevant part of the trainer's own configuration, writte
 
 import json
 import subprocess
-from typing import Annotated, Literal
+from typing import Annotated
 
 import pytest
 import yaml
@@ -40,37 +40,6 @@ class OlmoList(Strict):
         return self
 
 
-class LevanterUrl(Strict):
-    type: Literal["url"]
-    train_urls: list[str]
-    validation_urls: list[str] = []
-
-
-class LevanterHub(Strict):
-    type: Literal["hf"]
-    id: str
-    name: str | None = None
-
-
-class LevanterComponent(Strict):
-    source: LevanterUrl | LevanterHub
-    cache_dir: str | None = None
-
-
-class LevanterData(Strict):
-    components: dict[str, LevanterComponent]
-    train_weights: dict[str, float]
-
-    @model_validator(mode="after")
-    def of_components(self):
-        assert set(self.train_weights) <= set(self.components)
-        return self
-
-
-class Levanter(Strict):
-    data: LevanterData
-
-
 def exported(name, mixture=MIXTURE, places=PLACES):
     return export_mixture(name, mixture, places)
 
@@ -85,14 +54,6 @@ def test_olmo_core():
         ["/data/pile cc/x"],
         ["data/it_s____odd_/*.npy"],
     ]
-
-
-def test_levanter():
-    places = PLACES | {"C4": "hf:allenai/c4"}
-    data = Levanter.model_validate(yaml.safe_load(exported("levanter", places=places))).data
-    assert data.train_weights == {name: weight for name, weight in MIXTURE.items() if weight}
-    assert data.components["C4"].source.id == "allenai/c4"
-    assert data.components["Pile-CC"].source.train_urls == ["/data/pile cc/x"]
 
 
 def blend_of(arguments):

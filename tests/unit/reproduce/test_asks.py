@@ -8,7 +8,7 @@ from typer.main import get_command
 
 from dograph.cli.main import app
 from dograph.config import parse_config, resolve_config
-from dograph.data.options import PrepareOptions
+from dograph.data.inputs import PrepareOptions
 from dograph.errors import ConfigError, CorpusError
 from dograph.mixers.registry import build_mixer, build_planner
 from dograph.models.presets import PRESETS

@@ -40,7 +40,7 @@ def test_changes_are_last_less_first_run_by_run(by_hand, runs, tmp_path):
         ends = (verdict.ours.interval.low, verdict.ours.interval.high)
         assert ends == pytest.approx(tuple(expected))
         assert (verdict.ours.num, verdict.verdict) == (5, "confirmed")
-    first = principal(read_probe(runs[0], 0).sketch_NK).explained_C
+    first = principal(read_probe(runs[0], 0).sketch_NK)[1]
     assert found.data["methods"]["equal"]["pca"]["0"] == pytest.approx(first.tolist())
 
 

@@ -245,7 +245,7 @@ def test_what_cannot_be_drawn_from_leaves_the_run_alone(stopped, tmp_path):
     ):
         with pytest.raises(ConfigError, match=told):
             go_on(stopped, write(tmp_path / "m.yaml", weights))
-    with pytest.raises(ConfigError, match="no mixture file and no published mixture"):
+    with pytest.raises(ConfigError, match="no mixture file or published mixture"):
         go_on(stopped, "doge-slimpajamas")
     with pytest.raises(ConfigError, match="does not fit this corpus"):
         go_on(stopped, "doge-slimpajama")
