@@ -34,6 +34,7 @@ LEAST_WARMUP_STEPS = 10  # CUDA graphs are made on the way
 WARMUP_STEPS = {"safe": 12}  # its domains are known after ten steps
 RANDOM_SOURCES = ("first", "second", "third")
 _GRAPHS = 64  # compiled graphs of one region: all arms share its code
+SEGMENT_WRITES = 2  # of metrics in a segment, so that the wait at its end counts little
 RUN_STEPS, SLOW_RUN_STEPS, SLOW_STEP = 200, 60, 0.5  # the last: seconds of a slow one
 
 
@@ -47,7 +48,6 @@ class BenchOptions:
     vocab_size: int
     corpus: str | None = None  # None: random tokens
     steps: int | None = None  # timed in a run; None: as many as `run_steps` says
-    peak_tflops: float | None = None
 
     def __post_init__(self) -> None:
         model, top_blocks = self.run.model.preset or "", self.run.sketch.top_blocks
@@ -82,12 +82,8 @@ class BenchOptions:
     def run_steps(self, seconds: float) -> int:
         """Timed steps in a run: as many whole segments as hold those that were asked for."""
         asked = self.steps or (RUN_STEPS if seconds < SLOW_STEP else SLOW_RUN_STEPS)
-        return -(-asked // self.segment_steps) * self.segment_steps
-
-    @property
-    def segment_steps(self) -> int:
-        """Long enough that the wait for the device at its end counts little."""
-        return 2 * self.run.log.every
+        segment = SEGMENT_WRITES * self.run.log.every
+        return -(-asked // segment) * segment
 
     def config(self, mode: str | None) -> RunConfig:
         """The configuration of an arm: DoGraph in a sketch mode, or None for a plain step."""
@@ -110,8 +106,8 @@ class BenchOptions:
         values |= {"micro_batch": train.micro_batch_size, "accumulation": self.accumulation}
         values |= {"modes": list(self.modes), "top_blocks": sketch.top_blocks}
         values |= {"recipe": self.recipe, "dim": sketch.dim, "steps": self.steps}
-        values |= {"corpus": self.corpus, "peak_tflops": self.peak_tflops}
-        return values | {"seed": run.seed, "accumulates": self.accumulates}
+        values |= {"corpus": self.corpus, "seed": run.seed}
+        return values | {"accumulates": self.accumulates}
 
 
 # Settings without CONFIG: seconds on a CPU, the paper's shapes on a GPU.

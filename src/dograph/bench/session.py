@@ -59,7 +59,7 @@ def seconds_of(work: Callable[[], object], times: int, watch: Stopwatch) -> floa
     return time.perf_counter() - start
 
 
-def measure_machine(device: torch.device, dtype: str, peak_tflops: float | None) -> Findings:
+def measure_machine(device: torch.device, dtype: str) -> Findings:
     """Copy bandwidth and matmul rate of a device, in under a second, and its peak."""
     on_gpu, watch = device.type == "cuda", Stopwatch(device)
 
@@ -85,9 +85,7 @@ def measure_machine(device: torch.device, dtype: str, peak_tflops: float | None)
         name = named[1] if named else name
     known = max((part for part in PEAKS if part in name), key=len, default=None)
     peak, origin = matmul, f"measured: a product of {side}^3 in {dtype}"
-    if peak_tflops is not None:
-        peak, origin = 1e12 * peak_tflops, "--peak-tflops"
-    elif on_gpu and dtype == "bfloat16" and known is not None:
+    if on_gpu and dtype == "bfloat16" and known is not None:
         peak, origin = 1e12 * PEAKS[known], "data sheet, dense bfloat16"
     return {
         "name": name,
@@ -233,7 +231,7 @@ class Session:
     def run(self, *others: Callable[[], None]) -> None:
         """Measure the machine, a plain step, every mode, and what `others` measure."""
         options = self.options
-        self.machine = measure_machine(self.device, options.run.train.dtype, options.peak_tflops)
+        self.machine = measure_machine(self.device, options.run.train.dtype)
         self.say(
             f"{self.machine['name']}: copies {self.machine['copy_bytes_per_second'] / 1e9:,.0f} "
             f"GB/s, multiplies {self.machine['matmul_flops_per_second'] / 1e12:,.2f} TFLOP/s"
@@ -300,7 +298,11 @@ class Session:
         if arm.trainer is not None:
             self.say(f"{warm}; {steps} steps of a run, in segments with plain")
             result["run"] = run_segments(
-                arm, self.plain, steps, options.segment_steps, lambda at: self.say(f"{name}: {at}")
+                arm,
+                self.plain,
+                steps,
+                arms.SEGMENT_WRITES * options.run.log.every,
+                lambda at: self.say(f"{name}: {at}"),
             )
         self.say(f"{name}: {turns} turns with plain")
         take_turns(arm, self.plain, turns, self.watch)

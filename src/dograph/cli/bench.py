@@ -26,7 +26,6 @@ def bench(
         min=10,
     ),
     vocab_size: int | None = option(None, "of random tokens (default: 50257; CPU 4096)", min=2),
-    peak_tflops: float | None = option(None, "peak, for MFU (default: data sheet)", min=1e-6),
     out: Path = option(Path("bench.json"), "file for the results"),
 ) -> None:
     """Measure the time and memory of training in each sketch mode, relative to plain training.
@@ -43,9 +42,8 @@ def bench(
 
     What the columns mean: docs/cost.md.
     """  # noqa: D301
-    how = {"steps": steps, "peak_tflops": peak_tflops}
     names = () if modes == "none" else console.split_names(modes)
-    _measure(settings or [], names, out, how | {"vocab_size": vocab_size})
+    _measure(settings or [], names, out, {"steps": steps, "vocab_size": vocab_size})
 
 
 def _measure(settings: list[str], modes: tuple[str, ...], out: Path, how: dict[str, Any]) -> None:

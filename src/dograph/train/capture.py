@@ -59,21 +59,13 @@ class StepGraphs:
         if self.calls[key] <= WARM_UP:
             return compute(taps, token_bT)
         try:
-            captured = CapturedMicroBatch(self, token_bT, compute)
-        except (RuntimeError, NotCapturable) as error:
+            self.captured[key] = CapturedMicroBatch(self, token_bT, compute)
+        except RuntimeError as error:
             self.works = False
-            cause: BaseException = error
-            while isinstance(cause.__context__, Exception):
-                cause = cause.__context__  # the first one
-            reason = str(cause).splitlines()[0]
+            reason = str(error.__context__ or error).splitlines()[0]  # what went wrong first
             logger.warning("steps are not replayed as CUDA graphs, and take longer: %s", reason)
             return compute(taps, token_bT)
-        self.captured[key] = captured
-        return captured.replay(token_bT)
-
-
-class NotCapturable(Exception):
-    """A forward that draws random numbers on the host: a graph would repeat them."""
+        return self.captured[key].replay(token_bT)
 
 
 class CapturedMicroBatch:
@@ -95,7 +87,7 @@ class CapturedMicroBatch:
                     with torch.cuda.graph(self.backward, **how):
                         self.result.backward(self.weight_b)
             if _host_draws() != drawn:
-                raise NotCapturable("the model draws random numbers on the host")
+                raise RuntimeError("the model draws random numbers on the host")
             self.gradients = [p.grad for p in graphs.parameters] if has_backward else None
             graphs.lasting.add(id(first_gradient(graphs.parameters)))
         finally:

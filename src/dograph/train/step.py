@@ -224,12 +224,6 @@ class TrainStep:
         """Inside it forwards run in train.dtype; weights stay float32."""
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.half)
 
-    def losses(self, token_bT: Tensor, *, per_token: bool = False) -> Tensor:
-        """Loss of each sample, or of each token."""
-        with self.autocast():
-            loss: Tensor = self.model(token_bT, per_token=per_token)
-        return loss
-
     def collect(
         self, taps: ExitStack, micro: MicroBatch, *, keep: bool, weighs: bool = False
     ) -> MicroBatchResult:
@@ -269,7 +263,8 @@ class TrainStep:
         reference = None if weighs else self.reference
         reference_loss_b = excess_loss_b = None
         with torch.set_grad_enabled(keep or sketcher is not None):
-            loss_b = self.losses(token_bT, per_token=reference is not None)
+            with self.autocast():
+                loss_b: Tensor = self.model(token_bT, per_token=reference is not None)
             if reference is not None:
                 with torch.no_grad(), self.autocast():
                     reference_bT = reference(token_bT, per_token=True)
