@@ -141,6 +141,7 @@ class Rule:
 
     def __init__(self, path: str, module: Any, names: dict[str, str]) -> None:
         self.path, self.names, self.wide = path, names, False
+        self.held = frozenset(names)  # alike in all blocks, so that they share a compiled graph
         self.module: Any = module
         self.matrix = "weight" if self.has_matrix and "weight" in names else None
         vectors = type(self).vectors or (() if self.has_matrix else names)
@@ -199,7 +200,7 @@ class Rule:
     def parameter(self, own: str) -> Any:
         """A parameter without a graph, or None; one left out of the sketch keeps its graph."""
         value: Any = self.module._parameters.get(own)
-        return value.detach() if own in self.names and value is not None else value
+        return value.detach() if own in self.held and value is not None else value
 
     def require_samples(self, value: Tensor) -> None:
         """Refuse an input whose rows cannot be told apart by sample."""
