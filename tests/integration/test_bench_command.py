@@ -51,7 +51,7 @@ def test_modes_have_ratios_floors_and_parts(measured):
         assert ratio["low"] <= ratio["median"] <= ratio["high"]
         assert ratio["blocks"] == arm["ms"]["steps"] == 10
         run = arm["run"]
-        assert (run["steps"], run["segment_steps"], run["ratio"]["blocks"]) == (10, 10, 1)
+        assert (run["steps"], run["segment_steps"], run["ratio"]["blocks"]) == (20, 20, 1)
         assert run["ratio"]["median"] == pytest.approx(run["ms"] / run["plain_ms"])
         assert arm["floor_ms"]["total"] > 0
         assert arm["floor_ratio"] > 1
