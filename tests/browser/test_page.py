@@ -251,7 +251,8 @@ def test_a_run_is_followed_while_it_goes_on(page, folder):
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            page.open(server.address)
+            address = f"http://127.0.0.1:{server.server_port}/"
+            page.open(address)
             page.until(
                 "return document.querySelector('#verdict').textContent.startsWith('20 of 40')"
             )
@@ -260,7 +261,7 @@ def test_a_run_is_followed_while_it_goes_on(page, folder):
             page.until(
                 "return document.querySelector('#verdict').textContent.startsWith('30 of 40')", 20
             )
-            assert all(name.startswith(server.address) for name in page.requests())
+            assert all(name.startswith(address) for name in page.requests())
             assert page.complaints() == []
             page.run("window.stay = 1")  # not the whole page again
             page.until(
