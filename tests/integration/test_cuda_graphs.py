@@ -31,7 +31,6 @@ RUNS = {
     "keep": ((SWEEPS, "sketch.accumulation=keep"), 0),  # each would need a graph of its own
     "dropout": (("model.dropout=0.1",), 1),
     "spikes": (("train.on_spike=skip", "sketch.mode=head"), 1),
-    "checkpointing": (("train.activation_checkpointing=true", "sketch.mode=twopass"), 1),
     "compiled": (("train.compile=true",), 1),
 }
 

@@ -80,14 +80,14 @@ class CapturedMicroBatch:
         how |= {"capture_error_mode": "thread_local"}
         before, drawn = [p.grad for p in graphs.parameters], _host_draws()
         try:
-            with ExitStack() as taps:
+            with torch.random.fork_rng(devices=[]), ExitStack() as taps:
                 with torch.cuda.graph(self.forward, **how):
                     self.result = compute(taps, self.token_bT)
                 if has_backward := self.result.loss_B.requires_grad or self.result.pending:
                     with torch.cuda.graph(self.backward, **how):
                         self.result.backward(self.weight_b)
-            if _host_draws() != drawn:
-                raise RuntimeError("the model draws random numbers on the host")
+                if _host_draws() != drawn:
+                    raise RuntimeError("the model draws random numbers on the host")
             self.gradients = [p.grad for p in graphs.parameters] if has_backward else None
             graphs.lasting.add(id(first_gradient(graphs.parameters)))
         finally:
@@ -121,5 +121,4 @@ def first_gradient(parameters: Iterable[nn.Parameter]) -> Tensor | None:
 
 def _host_draws() -> tuple[Any, ...]:
     """The states of the host's random number generators."""
-    numpy_state: Any = np.random.get_state()  # noqa: NPY002
-    return torch.get_rng_state().tolist(), random.getstate(), numpy_state[1].tolist()
+    return torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002

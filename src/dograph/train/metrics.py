@@ -349,7 +349,7 @@ class Probes:
         start, how = time.monotonic(), self.config.sketch
         token_NT = torch.from_numpy(np.stack([block.tokens() for block in self.blocks]))
         # The run's kind of projection at step 0; taps cannot take dense ones.
-        fixed = Projection(dim=DEFAULT_DIM, seed=self.config.seed)
+        fixed = Projection(dim=DEFAULT_DIM, kind="rademacher", seed=self.config.seed)
         if how.projection in TWO_SIDED:
             fixed = Projection(dim=how.dim, kind=how.projection, seed=self.config.seed)
         loss_N, sketch_NK = self.sketches(token_NT, "twopass", fixed, 0)

@@ -100,7 +100,7 @@ class TrainStep:
         self.vocab_size = loss.vocab_size
         self.reference: PerSampleLoss | None = None
         if "reference_loss" in mixer.needs:
-            self.reference = open_reference(config, mixer, self.vocab_size).to(world.device)
+            self.reference = open_reference(config, mixer, self.vocab_size, world)
         self.sketcher: Sketcher | None = None
         self.samples_watch: SampleWatch | None = None
         if (on_spike := config.train.on_spike) is not None:
@@ -112,7 +112,8 @@ class TrainStep:
             how = Projection(dim=sketch.dim, kind=kind, seed=config.seed, refresh=refresh)
             self.sketcher = open_sketcher(model, loss.head, sketch, sketch.mode, how)
         self.graphs: StepGraphs | None = None
-        if config.train.cuda_graphs and world.device.type == "cuda" and world.size == 1:
+        alone = world.device.type == "cuda" and world.size == 1 and not world.shards
+        if config.train.cuda_graphs and alone and not config.train.activation_checkpointing:
             self.graphs = StepGraphs(self.parameters)
 
     def __call__(self, batch: Batch, step: int) -> StepRecord:
@@ -242,7 +243,7 @@ class TrainStep:
         if self.graphs is None or (several and self.strategy == "keep"):  # one graph holds one
             return compute(taps, micro.token_bT)
         result = self.graphs.run(taps, micro.token_bT, (keep, weighs), compute)
-        self.watch.lap("forward")
+        self.watch.lap("forward" if sketcher is None else "sketch")  # of a replay: both together
         return result
 
     def compute(
@@ -329,7 +330,7 @@ def strategy_of(config: RunConfig, needs: Set[str], size: int, num_ranks: int = 
     return config.sketch.accumulation if "sketch" in needs else "two_sweeps"
 
 
-def open_reference(config: RunConfig, mixer: Mixer, vocab_size: int) -> PerSampleLoss:
+def open_reference(config: RunConfig, mixer: Mixer, vocab_size: int, world: World) -> PerSampleLoss:
     """The model that `mixer` compares losses with: frozen, in eval mode, same vocabulary."""
     if (name := mixer.reference) is None:
         raise ConfigError(
@@ -346,7 +347,7 @@ def open_reference(config: RunConfig, mixer: Mixer, vocab_size: int) -> PerSampl
     place = str(folder / "model") if is_run else name
     try:
         options = {"vocab_size": 0, "seed": config.seed, "seq_len": config.data.seq_len}
-        model = load_model(place, pretrained=True, **options)
+        model = load_model(place, pretrained=True, **options).to(world.device)
     except ConfigError as error:
         raise ConfigError(f"{given} must be {REFERENCES}: {error}") from error
     if model.vocab_size != vocab_size:

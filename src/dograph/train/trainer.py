@@ -316,7 +316,7 @@ class Trainer:
 
     def write_metrics(self) -> None:
         """Copy the steps since the last call to the host, check and write them."""
-        done, mark = self.due or (self.done, None)
+        done, mark = self.due or (self.done, self.step.watch.mark())
         self.due = None
         records = [record for record in self.unwritten if record.step < done]
         self.unwritten = self.unwritten[len(records) :]
@@ -350,7 +350,7 @@ class Trainer:
 
     def reading(self, mark: Any) -> AbstractContextManager[object]:
         """Inside it tensors are read as soon as the device has reached the mark, a CUDA event."""
-        if self.reader is None or mark is None:
+        if self.reader is None:
             return nullcontext()
         self.reader.wait_event(mark)
         return torch.cuda.stream(self.reader)
