@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 def train(tmp_path, kind, *overrides, noise=False, steps=100):
     """The rows of a run, and each step's mean weight by source, in equal weights."""
+    tmp_path.mkdir(exist_ok=True)
     corpus = tmp_path / f"{kind}-{noise}"
     prepare(PrepareOptions(inputs=(kind,), out=corpus, noise=noise))
     config = resolve_config(
@@ -81,17 +82,25 @@ def test_transitions_are_perceived_by_step_300_and_not_from_the_start(tmp_path):
 
 @pytest.mark.parametrize("objective", ["precision", "{name: uncertainty, sigma: mean}"])
 def test_a_noise_source_loses_weight(tmp_path, objective):
-    """Once the others are learned: before that, noise is what a fresh model predicts best."""
-    _, weight = train(
-        tmp_path,
-        "bigram",
-        "mixer.num_domains=5",
-        "optim.lr=2e-3",
-        "optim.lr_end=2e-3",
-        f"mixer.objective={objective}",
-        noise=True,
-        steps=400,
-    )
+    """Once the others are learned: before that, noise is what a fresh model predicts best.
+
+    With `precision` it is one part in a hundred, so the lowest in the mean of three seeds.
+    """
+    found = [
+        train(
+            tmp_path / str(seed),
+            "bigram",
+            "mixer.num_domains=5",
+            "optim.lr=2e-3",
+            "optim.lr_end=2e-3",
+            f"mixer.objective={objective}",
+            f"seed={seed}",
+            noise=True,
+            steps=400,
+        )[1]
+        for seed in range(3 if objective == "precision" else 1)
+    ]
+    weight = {name: np.mean([one[name] for one in found]) for name in found[0]}
     assert weight["noise"] < 1
     if objective == "precision":
         assert weight["noise"] == min(weight.values())

@@ -64,6 +64,46 @@ print("equal")
 """
 
 
+WHOLE = """
+import torch
+from dograph.kernels import choose
+from dograph.models.build import build_model
+from dograph.sketch import rules
+from dograph.sketch.sketcher import Sketcher
+
+# More tokens than positions, so that the vocabulary's side is the one that is hashed.
+token_BT = torch.randint(600, (3, 16), generator=torch.Generator().manual_seed(1))
+stock, calls = rules.hashed, []
+rules.hashed = lambda *given: (calls.append(1), stock(*given))[1]
+for mode in ("full", "head", "twopass"):
+    found = []
+    for kernels in (False, True):
+        model = build_model("tiny", dropout=0.0, vocab_size=600, seq_len=16, seed=0)
+        head = model.head if mode == "head" else None
+        sketcher = Sketcher(model, mode=mode, dim=64, head=head)
+        calls.clear()
+        with choose(kernels), sketcher.record(token_BT):
+            result = sketcher.sketch(model(token_BT))
+            result.backward(torch.full((3,), 1 / 3))
+        assert bool(calls) == (not kernels), "the kernel's hash takes the place of the other"
+        assert not any(getattr(rule, "product", None) for rule in sketcher.rules)
+        found.append(result.sketch_BK)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+print("equal")
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without")
+def test_the_hash_of_the_loss_is_used_in_the_sketch():
+    done = subprocess.run(
+        [sys.executable, "-c", WHOLE],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "equal", done.stderr
+
+
 def test_kernels_equal_their_twins():
     interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
     done = subprocess.run(
