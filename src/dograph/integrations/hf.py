@@ -90,7 +90,7 @@ def attach(
     _require_trainer(trainer, mixer, sources)
     require_mixer(mixer, sources)
     _require_mode(mode, trainer.model, exclude)
-    projection = Projection(dim=dim, kind="rademacher", seed=seed, refresh=mixer.refresh(None))
+    projection = Projection(dim=dim, seed=seed, refresh=mixer.refresh(None))
     if watch is not None and watch.skips:
         raise ConfigError("the Trainer's optimizer cannot skip an update; give SampleWatch()")
     used = mode if "sketch" in mixer.needs or watch else None

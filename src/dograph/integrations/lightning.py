@@ -57,7 +57,7 @@ def attach(
         raise ConfigError("the Trainer has a mixer attached already; create a new Trainer")
     require_mixer(mixer, sources)
     _require_trainer(trainer)
-    options = {"projection": "rademacher", **options, "mode": mode, "refresh": mixer.refresh(None)}
+    options |= {"mode": mode, "refresh": mixer.refresh(None)}
     attached = LightningMixer(mixer, model, tokens, sources, options)
     for name in (*EVENTS, "state_dict", "load_state_dict"):
         setattr(callback, name, getattr(attached, name))
