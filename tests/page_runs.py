@@ -20,7 +20,7 @@ HOSTILE = (
     "<!--<script>",
     "'; window.hacked = 4; //",
     "\u202eright to left\u202c \u200f\u2067 \u2028 \u2029",
-    "&lt;b&gt; &amp; {{data}}",
+    "&lt;b&gt; &amp; $data ${title} $",
     "long" * 250_000,
 )
 

@@ -16,7 +16,7 @@ from dograph.errors import ConfigError, require
 from dograph.files import write_bytes
 from dograph.progress import counted
 from dograph.report import sections
-from dograph.report.charts import DotChart, LineChart
+from dograph.report.charts import LineChart
 from dograph.report.collect import Comparison, PageData, collect, open_subjects
 from dograph.report.domains import DomainsView, PlacedGraph, node_radius
 from dograph.report.one_run import RunData
@@ -117,8 +117,10 @@ def draw_run(run: RunData, stem: str) -> Figures:
         smoothed = replace(weights, series=[replace(one, raw=None) for one in weights.series])
         yield f"{stem}weights", line_figure(smoothed)
     if domains.graphs:
-        figure, axes = sheet(COLUMN, COLUMN, below=domains.numbering)
+        figure, axes = sheet(COLUMN, COLUMN)
         draw_graph(axes[0, 0], domains.graphs[-1], domains.names)
+        if domains.numbering:
+            figure.supxlabel(domains.numbering, fontsize="small")
         yield f"{stem}graph", figure
 
 
@@ -139,13 +141,22 @@ def _draw_probes(domains: DomainsView) -> Any:
 
 
 def draw_comparison(one: Comparison, stem: str) -> Figures:
-    """Paired differences."""
+    """Paired differences with their intervals, one row each, the first at the top."""
     chart = sections.difference_chart(one, "mean")
-    if chart.rows:
-        figure, axes = sheet(COLUMN, 0.85 + 0.25 * len(chart.rows))
-        draw_dots(axes[0, 0], chart)
-        axes[0, 0].locator_params(axis="x", nbins=5)
-        yield f"{stem}differences", figure
+    if not chart.rows:
+        return
+    figure, ((axis,),) = sheet(COLUMN, 0.85 + 0.25 * len(chart.rows))
+    for at, row in enumerate(chart.rows):
+        own = colour(row.index)
+        if row.low is not None:
+            axis.plot([row.low, row.high], [at, at], color=own, linewidth=1.4)
+        axis.plot([row.value], [at], mark(row.index), color=own, markersize=4)
+    axis.axvline(0, color=PAGE["soft"], linewidth=0.6, linestyle="--")
+    axis.set_xlabel(chart.paper_name)
+    axis.set_yticks(range(len(chart.rows)), [row.name for row in chart.rows])
+    axis.set_ylim(len(chart.rows) - 0.4, -0.6)
+    axis.locator_params(axis="x", nbins=5)
+    yield f"{stem}differences", figure
 
 
 def colour(index: int) -> str:
@@ -168,29 +179,19 @@ def face(index: int) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def sheet(
-    width: float, height: float, rows: int = 1, columns: int = 1, below: str = ""
-) -> tuple[Any, Any]:
-    """A figure with a text below it, and its axes as an array of rows and columns."""
+def sheet(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+    """A figure, and its axes as an array of rows and columns."""
     figure = require("matplotlib.figure", "figures").Figure((width, height), layout="constrained")
-    if below:
-        figure.supxlabel(below, fontsize="small")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
 def line_figure(chart: LineChart, *, lone: bool = False, steps: int = 1) -> Any:
-    """A line chart in one column, with a legend above it; its x axis has at least these steps."""
-    figure, axes = sheet(COLUMN, 2.3)
-    draw_lines(axes[0, 0], chart, lone=lone, steps=steps)
-    add_legend(axes[0, 0])
-    return figure
+    """Smoothed lines, and raw ones behind them, in one column; a lone line needs no marks.
 
-
-def draw_lines(axis: Any, chart: LineChart, *, lone: bool = False, steps: int = 1) -> None:
-    """Smoothed lines, and raw ones behind them; a lone line needs no marks.
-
-    At a single step, points are drawn side by side so that they do not cover each other.
+    The x axis has at least `steps`. At a single step, points are drawn side by side so that they
+    do not cover each other.
     """
+    figure, ((axis,),) = sheet(COLUMN, 2.3)
     last = max([steps, *(x for one in chart.series for x in one.x)])
     aside = ASIDE * last if all(len(one.x) == 1 for one in chart.series) else 0.0
     for k, one in enumerate(chart.series, start=1):
@@ -223,6 +224,8 @@ def draw_lines(axis: Any, chart: LineChart, *, lone: bool = False, steps: int = 
     if chart.zero:
         axis.set_ylim(bottom=0)
     axis.set_xlim(1 - MARGIN * last, (1 + MARGIN) * last)
+    add_legend(axis)
+    return figure
 
 
 def draw_scatter(
@@ -242,19 +245,6 @@ def draw_scatter(
             linewidths=0 if index < len(COLOURS) else 0.5,
             label=label,
         )
-
-
-def draw_dots(axis: Any, chart: DotChart) -> None:
-    """Values with their intervals, one row each, the first at the top."""
-    for at, row in enumerate(chart.rows):
-        own = colour(row.index)
-        if row.low is not None:
-            axis.plot([row.low, row.high], [at, at], color=own, linewidth=1.4)
-        axis.plot([row.value], [at], mark(row.index), color=own, markersize=4)
-    axis.axvline(0, color=PAGE["soft"], linewidth=0.6, linestyle="--")
-    axis.set_xlabel(chart.paper_name)
-    axis.set_yticks(range(len(chart.rows)), [row.name for row in chart.rows])
-    axis.set_ylim(len(chart.rows) - 0.4, -0.6)
 
 
 def draw_graph(axis: Any, graph: PlacedGraph, names: Mapping[str, str]) -> None:

@@ -8,10 +8,10 @@ and forbids everything else, so even text that became markup could not run or lo
 import base64
 import hashlib
 import html
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from string import Template
 
 from dograph.errors import ConfigError
 from dograph.files import package_text, write_text
@@ -21,25 +21,17 @@ from dograph.report.sections import SECTIONS, page_json
 # In this order: later files use what earlier ones define.
 SCRIPTS = ("dom.js", "chart.js", "lines.js", "dots.js", "domains.js", "blocks.js", "main.js")
 PAGE = "page.html"  # in the folder of every complete run and comparison
-_UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+# Characters with a meaning in HTML: in JSON they occur only inside strings, which can escape them.
+HTML_SAFE = str.maketrans({mark: f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"})
 _SECTION = (
     '<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>'
     '<div class="body"></div></section>'
 )
-_BLANK = re.compile(r"\{\{(\w+)\}\}")
 
 
 def asset(name: str) -> str:
     """The text of a file in assets/."""
     return package_text(f"report/assets/{name}")
-
-
-def escape_json(text: str) -> str:
-    """JSON for a script element: characters with a meaning in HTML are escaped.
-
-    They occur only inside strings, where JSON can escape them.
-    """
-    return "".join(_UNSAFE.get(character, character) for character in text)
 
 
 def script() -> str:
@@ -50,43 +42,35 @@ def script() -> str:
     return whole
 
 
-def policy(code: str, style: str, *, live: bool) -> str:
-    """Allows this script and this style, and requests to the live server if `live`."""
-    rules = [
-        "default-src 'none'",
-        f"script-src '{_digest(code)}'",
-        f"style-src '{_digest(style)}'",
-        "img-src data:",
-        "base-uri 'none'",
-        "form-action 'none'",
-        *(["connect-src 'self'"] if live else []),
-    ]
+def policy(*, live: bool) -> str:
+    """Allows the page's script and style, and requests to the live server if `live`."""
+    rules = ["default-src 'none'"]
+    for kind, text in (("script", script()), ("style", asset("page.css"))):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        rules.append(f"{kind}-src 'sha256-{digest}'")
+    rules += ["img-src data:", "base-uri 'none'", "form-action 'none'"]
+    rules += ["connect-src 'self'"] if live else []
     return "; ".join(rules)
-
-
-def _digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def render(data: PageData, *, live: bool = False) -> str:
     """The HTML of a page."""
-    code, style = script(), asset("page.css")
     titles = {name: title for name, (title, _) in SECTIONS.items()}
     links = [f'<li><a href="#{name}">{title}</a></li>' for name, title in titles.items()]
     blanks = {
-        "policy": html.escape(policy(code, style, live=live)),
+        "policy": html.escape(policy(live=live)),
         "title": html.escape(data.title),
         "verdict": html.escape(data.verdict),
         "links": "".join(links),
         "sections": "\n".join(_SECTION.format(name=n, title=title) for n, title in titles.items()),
         "made": html.escape(data.made),
         "live": "yes" if live else "no",
-        "style": style,
-        "script": code,
-        "data": escape_json(page_json(data)),
+        "style": asset("page.css"),
+        "script": script(),
+        "data": page_json(data).translate(HTML_SAFE),
     }
     # In one pass: text that was filled in is not searched for blanks.
-    return _BLANK.sub(lambda match: blanks[match[1]], asset("page.html"))
+    return Template(asset("page.html")).substitute(blanks)
 
 
 def write_page(paths: Sequence[Path], out: Path) -> PageData:

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 from dograph.compare.findings import REPORT
 from dograph.errors import ConfigError
 from dograph.report.collect import PageData, collect, open_subjects
-from dograph.report.render import asset, policy, render, script
+from dograph.report.render import policy, render
 from dograph.report.sections import page_json
 from dograph.train.run_dir import EVAL
 
@@ -100,8 +100,7 @@ class Handler(BaseHTTPRequestHandler):
         if kind is not None:
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
-        rules = policy(script(), asset("page.css"), live=True)
-        self.send_header("Content-Security-Policy", f"{rules}; frame-ancestors 'none'")
+        self.send_header("Content-Security-Policy", f"{policy(live=True)}; frame-ancestors 'none'")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("Cache-Control", "no-store")

@@ -7,7 +7,7 @@ import pytest
 from dograph.eval.evaluate import limited_tasks
 from dograph.report.charts import LineChart
 from dograph.report.collect import collect, open_subjects
-from dograph.report.figures import draw_lines, sheet
+from dograph.report.figures import line_figure
 from dograph.report.render import render
 from dograph.report.series import Series
 from page_runs import write_eval, write_run
@@ -80,10 +80,9 @@ def test_tasks_that_were_not_asked_in_full_are_named():
 
 def test_an_interval_at_a_single_step_is_drawn():
     pytest.importorskip("matplotlib")
-    _, axes = sheet(3, 2)
     own = Series(x=[8], y=[5.0], name="a method", index=1, low=[4.5], high=[5.5])
-    draw_lines(axes[0, 0], LineChart("", [own]))
-    _, bar = axes[0, 0].lines
+    (axis,) = line_figure(LineChart("", [own])).axes
+    _, bar = axis.lines
     assert list(bar.get_ydata()) == [4.5, 5.5]
 
 
