@@ -90,7 +90,6 @@ class Progress:
         if self.live and self.bar is None:
             self._start_bar()
         count = self.count.format(done=done, total=self.total) if self.total else ""
-        finished = bool(count) and done == self.total
         head = ": ".join(filter(None, [stage, count]))
         left = ""
         if self.total and done < self.total:
@@ -104,7 +103,7 @@ class Progress:
             self.bar.update(
                 self.task, description=head, completed=done, total=self.total or None, note=text
             )
-        elif begins or finished or now >= self.due:
+        elif begins or (count and done == self.total) or now >= self.due:
             self.due = now + self.line_seconds
             if count:
                 self.say("; ".join(filter(None, [head, note, left])))

@@ -54,8 +54,7 @@ class Interval:
 
     def cut(self, ends: Range) -> "Interval":
         """The part that lies between `ends`."""
-        low, high = (min(max(end, ends[0]), ends[1]) for end in (self.low, self.high))
-        return Interval(low, high)
+        return Interval(*np.clip((self.low, self.high), *ends).tolist())
 
     def text(self, shape: str, gap: str = "") -> str:
         """`[-0.015,-0.009]` for the shape `+.3f`."""

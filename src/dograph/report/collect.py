@@ -4,14 +4,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
 from dograph import __version__
 from dograph.compare.arms import ASK, typed
 from dograph.compare.findings import REPORT, Findings, MethodFindings
-from dograph.config import RunConfig
 from dograph.errors import DographError, RunError
 from dograph.eval.evaluate import checked_result, limited_tasks
 from dograph.progress import counted
@@ -43,9 +41,8 @@ class Comparison:
     @property
     def methods(self) -> list[MethodFindings]:
         """Methods that have losses; the notes name those that failed."""
-        means_of = [[one.mean for one in m.sources.values()] for m in self.findings.methods]
-        is_known = [bool(means) and all(map(math.isfinite, means)) for means in means_of]
-        return list(compress(self.findings.methods, is_known))
+        known = (method for method in self.findings.methods if method.sources)
+        return [m for m in known if all(math.isfinite(one.mean) for one in m.sources.values())]
 
     @property
     def claim(self) -> str:
@@ -180,8 +177,7 @@ def collect(subjects: Subjects, *, keep: bool = False) -> PageData:
         names = ["/".join(own[-depth:]) for own in parts]
         if len(set(names)) == len(names):
             break
-    groups = group_names([run.as_trained() for run in opened], [run.method for run in opened])
-    by_group: dict[str, list[str]] = {}
+    groups, by_group = group_names(opened), dict[str, list[str]]()
     with counted("{done}/{total} runs", len(opened)) as display:
         for run, name, group in zip(opened, names, groups, strict=True):
 
@@ -305,16 +301,15 @@ def _single_verdict(run: RunData) -> str:
     return "; ".join(parts) + "."
 
 
-def group_names(
-    configs: Sequence[RunConfig], methods: Sequence[tuple[str, str] | None]
-) -> list[str]:
+def group_names(runs: Sequence[OpenRun]) -> list[str]:
     """The same name for runs that differ only in their seed, different names for others.
 
-    `methods` are the comparison and the method's label in it, or None: the label is the name, with
-    the comparison before it if another run has it too. Other runs are named by their mixer and the
-    settings that differ from other runs of this mixer.
+    A method of a comparison is named by its label, with the comparison before it if another run has
+    this name too. Other runs are named by their mixer and the settings that differ from other runs
+    of this mixer.
     """
-    flat = [dict(typed(config.model_dump(mode="json", exclude=_FREE))) for config in configs]
+    methods = [run.method for run in runs]
+    flat = [dict(typed(run.as_trained().model_dump(mode="json", exclude=_FREE))) for run in runs]
     pairs = list(zip(flat, methods, strict=True))
     names, owners = list[str](), dict[str, set[tuple[str, str] | None]]()
     for own, method in pairs:

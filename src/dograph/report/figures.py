@@ -234,8 +234,6 @@ def draw_scatter(
     """Points by their kind; points without one (-1) are grey."""
     for index, label in [(-1, None), *enumerate(labels)]:
         own = [n for n, kind in enumerate(kind_N) if kind == index]
-        if index < 0 and not own:
-            continue
         axis.scatter(
             *([part[n] for n in own] for part in place_2N),
             s=6,
