@@ -193,11 +193,19 @@ def stoppable(kept: str) -> Iterator[None]:
 
 
 def print_page(folder: Path) -> None:
-    """Write the page of a finished run or comparison, and print its name."""
-    from dograph.report.render import page_at_end
+    """Write the page of a finished run or comparison into its folder, and print its name.
 
-    if (page := page_at_end(folder)) is not None:
-        print(f"page: {page}")
+    An error here is only a warning: training is complete, and its files are written.
+    """
+    from dograph.report.render import PAGE, write_page
+
+    out = folder / PAGE
+    try:
+        write_page([folder], out)
+        print(f"page: {out}")
+    except Exception as error:  # must not turn a finished run into a failed one
+        why = f"the page could not be written ({type(error).__name__}: {error})"
+        warn([f"{why}; try: dograph report {folder} --out {out}"])
 
 
 def split_settings(settings: list[str]) -> tuple[str | None, list[str]]:

@@ -8,7 +8,6 @@ and forbids everything else, so even text that became markup could not run or lo
 import base64
 import hashlib
 import html
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
@@ -80,21 +79,3 @@ def write_page(paths: Sequence[Path], out: Path) -> PageData:
     data = collect(open_subjects(paths))
     write_text(out, render(data))
     return data
-
-
-def page_at_end(folder: Path) -> Path | None:
-    """Writes the page of a run or comparison that just ended into its folder.
-
-    An error here is only a warning: training is complete, and its files are written.
-    """
-    out = folder / PAGE
-    try:
-        write_page([folder], out)
-    except Exception as error:  # must not turn a finished run into a failed one
-        print(
-            f"warning: the page could not be written ({type(error).__name__}: {error}); "
-            f"try: dograph report {folder} --out {out}",
-            file=sys.stderr,
-        )
-        return None
-    return out

@@ -14,6 +14,7 @@ import numpy as np
 from dograph import records
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
+from dograph.errors import listed
 from dograph.eval.describe import corpus_of
 from dograph.records import DAMAGE, Skipped, StepGaps
 from dograph.train.edits import edits_of
@@ -179,10 +180,8 @@ def distinct(series: Sequence[Series]) -> list[Series]:
         same.setdefault(repr(drawn), []).append(one)
     merged = []
     for own in same.values():
-        names = [str(one.name) for one in own[:NAMED]]
-        names += [f"{len(own) - NAMED} more"] if len(own) > NAMED else []
-        name = f"{', '.join(names)} {IDENTICAL}" if len(own) > 1 else own[0].name
-        merged.append(replace(own[0], name=name))
+        names = listed([str(one.name) for one in own], NAMED)
+        merged.append(replace(own[0], name=f"{names} {IDENTICAL}" if len(own) > 1 else names))
     return merged
 
 

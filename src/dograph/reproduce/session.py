@@ -248,6 +248,5 @@ def print_outcome(console: Console, artefact: Artefact, outcome: Reproduction) -
     }
     for title, lines in lists.items():
         if lines:
-            console.print(title, markup=False, highlight=False)
-        for line in lines:
-            console.print(f"- {line}", markup=False, highlight=False, soft_wrap=True)
+            text = "\n- ".join([title, *lines])
+            console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -83,7 +83,7 @@ def losses(findings: Findings, name: str = "mean") -> RunMetric:
     return RunMetric.read(findings, lambda cell: cell.summaries[name])
 
 
-Rows = dict[str, dict[str, Any]]  # metrics by method: estimates, intervals, numbers
+Rows = dict[str, dict[str, Any]]  # metrics by method, as JSON values
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,10 @@ class MetricColumn:
 
 
 def rows_of(labels: Sequence[str], columns: Sequence[MetricColumn]) -> Rows:
-    return {label: {c.key: c.value(label) for c in columns if c.key} for label in labels}
+    def stored(value: Any) -> Any:
+        return value.record() if isinstance(value, Estimate) else plain(value)
+
+    return {label: {c.key: stored(c.value(label)) for c in columns if c.key} for label in labels}
 
 
 def table_of(
@@ -221,12 +224,6 @@ class Reproduction:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The metrics as JSON values."""
-        values = {"methods": _as_values(self.methods)}
+        """The metrics, and the tasks if there are some."""
+        values: dict[str, Any] = {"methods": self.methods}
         return values if self.tasks is None else values | {"tasks": list(self.tasks)}
-
-
-def _as_values(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _as_values(part) for key, part in value.items()}
-    return value.record() if isinstance(value, Estimate) else plain(value)

@@ -6,10 +6,11 @@ import math
 import pytest
 
 from corpora import write_corpus
+from dograph.cli.console import print_page
 from dograph.errors import RunError
 from dograph.report.charts import PageTable
 from dograph.report.collect import collect, open_subjects
-from dograph.report.render import page_at_end, render, write_page
+from dograph.report.render import render, write_page
 from dograph.report.sections import SECTIONS, loss_charts, page_json
 from page_runs import dograph_run, hostile_corpus, texts_of, write_graphs, write_run
 
@@ -178,12 +179,16 @@ def test_no_run_no_page(tmp_path):
 def test_a_failing_page_is_a_warning(tmp_path, capsys):
     run = write_run(tmp_path / "run")
     (run / "config.yaml").write_text("no: settings: here")
-    assert page_at_end(run) is None
-    assert "warning: the page could not be written" in capsys.readouterr().err
+    print_page(run)
+    found = capsys.readouterr()
+    assert found.err.startswith("warning: the page could not be written (RunError: ")
+    assert found.out == ""
+    assert not (run / "page.html").exists()
 
 
-def test_the_page_of_a_finished_run(whole):
-    assert page_at_end(whole) == whole / "page.html"
+def test_the_page_of_a_finished_run(whole, capsys):
+    print_page(whole)
+    assert capsys.readouterr().out == f"page: {whole}/page.html\n"
     assert (whole / "page.html").read_text().startswith("<!doctype html>")
     (whole / "page.html").unlink()
 

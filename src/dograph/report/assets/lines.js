@@ -166,7 +166,6 @@ function cursor(picture, series, place, box, chart) {
 
 // Index of the nearest value in an ascending list.
 function nearest(values, wanted) {
-  const above = values.findIndex((value) => value >= wanted);
-  if (above < 1) return above < 0 ? values.length - 1 : 0;
-  return wanted - values[above - 1] <= values[above] - wanted ? above - 1 : above;
+  const away = values.map((value) => Math.abs(value - wanted));
+  return away.indexOf(bounds(away)[0]);
 }
