@@ -54,27 +54,25 @@ class Columns:
         self._offset = self._lines = 0
         self._inode: int | None = None
 
-    def read(self, report: Callable[[float], None] = lambda _: None) -> bool:
-        """Read complete lines added since the last call; return whether there were any.
+    def read(self, report: Callable[[float], None] = lambda _: None) -> None:
+        """Read complete lines added since the last call.
 
         `report` is called now and then with the share that has been read.
         """
         if not self.path.is_file():
-            return False
+            return
         status = self.path.stat()
         if status.st_ino != self._inode or status.st_size < self._offset:
             self._clear()  # a resumed run replaces the file by a shorter one
             self._inode = status.st_ino
-        before = self._offset
         with open(self.path, "rb") as file:
-            file.seek(before)
+            file.seek(self._offset)
             for number, line in enumerate(file):
                 if line.endswith(b"\n"):
                     self._offset, self._lines = self._offset + len(line), self._lines + 1
                     self._add(line)
                 if number % REPORTED == 0:
                     report(self._offset / status.st_size)
-        return self._offset > before
 
     def _add(self, line: bytes) -> None:
         try:

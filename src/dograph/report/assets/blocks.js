@@ -29,9 +29,7 @@ const KINDS = {
   LossCharts: lossCharts,
 };
 
-function item(record) {
-  return KINDS[record.kind](record);
-}
+const item = (record) => KINDS[record.kind](record);
 
 const RANGES = { all: "all steps", 0.5: "last half", 0.25: "last quarter", 0.1: "last tenth" };
 const VIEWS = { methods: "methods: mean over seeds", runs: "single runs" };

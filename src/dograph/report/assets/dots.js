@@ -11,9 +11,8 @@ function dotChart(chart) {
     interval(row.low, row.high, signed),
     interval(...(row.over_text || [null, null]), signed),
   ];
-  const draw = (width) => drawDots({ width, height }, chart);
   const table = numbers(chart.title, heads, () => chart.rows.map(line));
-  return figure(chart, height, draw, null, table).node;
+  return figure(chart, height, (width) => drawDots({ width, height }, chart), null, table).node;
 }
 
 function drawDots(box, chart) {
