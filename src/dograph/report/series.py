@@ -3,6 +3,7 @@
 Shapes: N rows that have the column.
 """
 
+import re
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -110,12 +111,8 @@ class Columns:
 
     def between(self, prefix: str, suffix: str) -> list[str]:
         """The part between prefix and suffix of every column name that has both."""
-        shortest = len(prefix) + len(suffix)
-        return [
-            name[len(prefix) : -len(suffix)]
-            for name in self.names
-            if name.startswith(prefix) and name.endswith(suffix) and len(name) > shortest
-        ]
+        pattern = re.compile(f"{re.escape(prefix)}(.+){re.escape(suffix)}", re.DOTALL)
+        return [match[1] for match in map(pattern.fullmatch, self.names) if match]
 
 
 class OpenRun:
