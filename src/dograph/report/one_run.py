@@ -116,6 +116,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int) -> RunData:
     losses, cost, warnings = last_losses(run), cost_of(run), warnings_of(run)
     facts, domains = _facts(run, cost), domains_of(run, buckets)
     is_live, is_watched = run.files.use() != "free", run.files.watch_file.is_file()
+    watched = watched_lines(run.path, run.skipped) if run.corpus and is_watched else []
     damage = [*columns.skipped.warnings(live=is_live), *run.skipped.warnings(live=is_live)]
     return RunData(
         path=run.path,
@@ -130,7 +131,7 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int) -> RunData:
         epochs={source: columns.last(f"data/{source}/epochs") for source in losses},
         warnings=warnings + damage,
         curves=curves,
-        watched=watched_lines(run.path, run.skipped) if run.corpus and is_watched else [],
+        watched=watched,
         cost=cost,
         domains=domains,
     )

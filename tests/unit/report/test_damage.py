@@ -42,6 +42,7 @@ def replace_line(path, number, text):
         ("env.json", None, "env.json: skipped 1 damaged record"),
         ("eval.json", None, "eval.json: skipped 1 damaged record"),
         ("edits.jsonl", None, "edits.jsonl: skipped 1 damaged record (line 1: not JSON"),
+        ("watch.jsonl", None, "watch.jsonl: skipped 1 damaged record (line 1: not JSON"),
         ("probes/step-00000030.json", None, "probes/step-00000030.json: skipped 1 damaged"),
         ("probes/step-00000030.safetensors", None, "probes/step-00000030.safetensors cannot be"),
     ],
