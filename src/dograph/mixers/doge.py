@@ -38,8 +38,8 @@ class DoGEUpdate(Options):
     smoothing: Fraction = 0.0  # c
 
 
-class DoGEProxyOptions(DoGEUpdate, SourceOptions):
-    owner: ClassVar[str] = "doge-proxy"
+class DoGEProxyOptions(DoGEUpdate, SourceOptions, owner="doge-proxy"):
+    """Options of the proxy: those of the update, and the sources' names outside a plan."""
 
 
 class DoGEProxy(GradientMixer):
@@ -135,9 +135,7 @@ REMEDY = "raise mixer.mu (to 0.05 or 0.1, say)"
 SETTINGS = {"sketch": {"refresh": "never"}, "probe": {"rows": 0}}
 
 
-class DoGEOptions(DoGEUpdate):
-    owner: ClassVar[str] = "doge"
-
+class DoGEOptions(DoGEUpdate, owner="doge"):
     seed: int = 0
 
 

@@ -34,9 +34,7 @@ class DoReMiUpdate(Options):
     mean_over: Literal["tokens", "samples"] = "tokens"
 
 
-class DoReMiProxyOptions(DoReMiUpdate, SourceOptions):
-    owner: ClassVar[str] = "doremi-proxy"
-
+class DoReMiProxyOptions(DoReMiUpdate, SourceOptions, owner="doremi-proxy"):
     reference: str | None = None
 
 
@@ -128,10 +126,8 @@ REMEDY = (
 )
 
 
-class DoReMiOptions(DoReMiUpdate):
+class DoReMiOptions(DoReMiUpdate, owner="doremi"):
     """Options of the rounds; the others are those of the proxy."""
-
-    owner: ClassVar[str] = "doremi"
 
     rounds: int = Field(1, ge=1, le=100)
     tolerance: Fraction = 1e-3

@@ -14,10 +14,8 @@ from dograph.mixers.source_weights import SourceMixer, SourceOptions, means_by_s
 from dograph.types import Signals
 
 
-class GroupDROOptions(SourceOptions):
+class GroupDROOptions(SourceOptions, owner="group-dro"):
     """The authors' options under their names."""
-
-    owner: ClassVar[str] = "group-dro"
 
     sampling: Literal["uniform", "natural"] = "uniform"
     eta: float = Field(0.01, ge=0)

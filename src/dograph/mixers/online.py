@@ -98,9 +98,7 @@ class OnlineMixer(SourceMixer):
         return {} if self.loss_S is None else self.weights_report(loss_nats=self.loss_S)
 
 
-class ODMOptions(OnlineOptions):
-    owner: ClassVar[str] = "odm"
-
+class ODMOptions(OnlineOptions, owner="odm"):
     update: Literal["smoothed", "exp3"] = "smoothed"
     smoothing: float = Field(0.5, ge=0, lt=1)  # alpha, of `smoothed`
 

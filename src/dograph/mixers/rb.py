@@ -17,9 +17,7 @@ from dograph.mixers.source_weights import GradientMixer, SourceOptions, unbiased
 from dograph.types import Mixture, Signals
 
 
-class RBOptions(SourceOptions):
-    owner: ClassVar[str] = "rb"
-
+class RBOptions(SourceOptions, owner="rb"):
     strength: float = Field(1.0, ge=0)  # lambda
     remix_every: int = Field(50, ge=1)  # steps of a round
     groups: Literal["sources", "strata"] = "sources"

@@ -139,10 +139,8 @@ class SweepPlanner(Planner):
         return proposal
 
 
-class RegMixOptions(SweepOptions):
+class RegMixOptions(SweepOptions, owner="regmix"):
     """Options of the simulation: its size, and how many of its best mixtures are averaged."""
-
-    owner: ClassVar[str] = "regmix"
 
     num_proxies: int = Field(64, ge=4)
     rounds: Sequence[Annotated[int, Field(ge=1)]] = ()  # proxies of each; empty: one round
@@ -209,10 +207,8 @@ class RegMix(SweepPlanner):
         return [Mixture.normalised(dict(zip(lab.tokens, w, strict=True))) for w in rows]
 
 
-class MixingLawOptions(SweepOptions):
+class MixingLawOptions(SweepOptions, owner="mixing-law"):
     """Options of the laws."""
-
-    owner: ClassVar[str] = "mixing-law"
 
     num_proxies: int = Field(32, ge=4)
     nest: Literal["no", "steps", "sizes"] = "no"
