@@ -12,7 +12,7 @@ from typing import Any
 
 from dograph.choices import mode_conflicts
 from dograph.config import RunConfig
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError, did_you_mean, require_known
 from dograph.mixers.base import SIGNALS, Mixer, Planner
 
 PLANNERS = {  # subclasses of Planner: their plans need proxies
@@ -46,11 +46,9 @@ MIXERS = {
 
 def require_mixer(name: str) -> None:
     """Refuse an unknown name; module:Class is checked when it is built."""
-    if ":" not in name and name not in MIXERS:
-        raise ConfigError(
-            f'mixer.name="{name}" is not known (a mixer of your own is named module:Class); '
-            f"{did_you_mean(name, MIXERS)}"
-        )
+    if ":" not in name:
+        what = f'mixer.name="{name}" is not known (a mixer of your own is named module:Class)'
+        require_known(name, MIXERS, what)
 
 
 def require_method(name: str) -> None:

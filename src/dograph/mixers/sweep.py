@@ -154,8 +154,7 @@ class RegMixOptions(SweepOptions, owner="regmix"):
             raise ConfigError(
                 f"mixer.draws={self.draws}: give a whole number of at least mixer.top={self.top}"
             )
-        if self.surrogate is not None:
-            require_surrogate(self.surrogate)
+        require_surrogate(self.surrogate)
         total = sum(self.rounds)
         given = self.num_proxies if "num_proxies" in self.model_fields_set else total
         if self.rounds and (self.rounds[0] < 4 or given != total):

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
-from dograph.errors import ConfigError, did_you_mean, listed
+from dograph.errors import ConfigError, did_you_mean, listed, require_known
 from dograph.mixtures.convex import find_optimum
 from dograph.mixtures.mixing_laws import DELTA, ExponentialLaw
 from dograph.mixtures.proposals import DRAWS, TOP, simulate
@@ -52,9 +52,8 @@ class MixtureReuse:
     ) -> Self:
         """Unchanged sources of the table; or one that stands for the sources which it lacks."""
         names = [table.aliases.get(name, name) for name in unchanged]
-        if absent := [name for name in names if name not in table.sources]:
-            hint = did_you_mean(absent[0], table.sources)
-            raise ConfigError(f'unchanged: the table has no source "{absent[0]}"; {hint}')
+        for name in names:
+            require_known(name, table.sources, f'unchanged: the table has no source "{name}"')
         if is_column := len(names) == 1 and names[0] not in earlier:
             kept = {name: w for name, w in earlier.items() if name not in table.sources}
         else:
@@ -193,10 +192,8 @@ def propose_from_table(
 def _candidates(method: str, surrogate: str | None, delta: float) -> dict[str, Surrogate]:
     """The surrogates to choose from."""
     methods = get_args(Method)
-    if method not in methods:
-        raise ConfigError(f'"{method}" does not plan from tables; {did_you_mean(method, methods)}')
-    if surrogate is not None:
-        require_surrogate(surrogate)
+    require_known(method, methods, f'"{method}" does not plan from tables')
+    require_surrogate(surrogate)
     if method == "regmix":
         return dict(SURROGATES) if surrogate is None else {surrogate: SURROGATES[surrogate]}
     if surrogate not in (None, "exponential"):
