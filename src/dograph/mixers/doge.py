@@ -105,14 +105,14 @@ class DoGEProxy(GradientMixer):
         scale_S: Tensor = (self.options.clip_norm / (mean_SK.norm(dim=1) + TINY)).clamp_max(1)
         if self.gradient_SK is None:
             self.gradient_SK, self.square_S = torch.zeros_like(mean_SK), torch.zeros_like(count_S)
-        old_SK = self.gradient_SK.to(mean_SK.device)
+        old_SK = self.gradient_SK
         fresh_S = finite & (count_S > 0)
         self.gradient_SK = torch.where(fresh_S[:, None], scale_S[:, None] * mean_SK, old_SK)
         product_SS = self.gradient_SK @ self.gradient_SK.mT
         if self.options.alignment == "independent" and self.square_S is not None:
             pairs_S = scale_S.square() * unbiased_gram(count_S, sum_SK, sum_S).diagonal()
             known_S = torch.where(count_S > 1, pairs_S, (self.gradient_SK * old_SK).sum(dim=1))
-            self.square_S = torch.where(fresh_S, known_S, self.square_S.to(known_S.device))
+            self.square_S = torch.where(fresh_S, known_S, self.square_S)
             product_SS = product_SS + (self.square_S - product_SS.diagonal()).diag()
         if self._train_S is None or self._train_S.device != own_BS.device:
             self._train_S = (self._initial() > 0).to(own_BS)

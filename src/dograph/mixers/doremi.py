@@ -97,8 +97,7 @@ class DoReMiProxy(SourceMixer):
                 self.known_token_S("mixer.sampling=natural")
             drawn_S = torch.ones_like(mean_S) if self.token_S is None else self.token_S > 0
             self.excess_S = math.log(signals.vocab_size) * drawn_S.to(mean_S)
-        old_S = self.excess_S.to(mean_S.device)
-        self.excess_S = excess_S = torch.where(finite & (count_S > 0), mean_S, old_S)
+        self.excess_S = excess_S = torch.where(finite & (count_S > 0), mean_S, self.excess_S)
         log_S = self.weight_S.log() + self.options.eta * excess_S
         weight_S, c = torch.softmax(log_S, dim=0), self.options.smoothing
         self.update((1 - c) * weight_S + c / len(weight_S), finite)

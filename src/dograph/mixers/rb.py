@@ -70,7 +70,7 @@ class RB(GradientMixer):
         added = [torch.where(finite, value, 0.0) for value in added]
         if self.count_S is not None:
             held = (self.count_S, self.sum_SK, self.square_S)
-            added = [old.to(new.device) + new for old, new in zip(held, added, strict=True)]
+            added = [old + new for old, new in zip(held, added, strict=True)]
         self.count_S, self.sum_SK, self.square_S = added
         self._report = self.weights_report()
 

@@ -99,7 +99,7 @@ class SourceMixer(Mixer):
         return value.detach()
 
     def _ready(self, signals: Signals, name: str = "source_B") -> Tensor:
-        """Move the weights to the signals' device; returns each sample's source, one-hot (B, S)."""
+        """Move the state to the signals' device; returns each sample's source, one-hot (B, S)."""
         source_B = self._require(signals, name)
         if not self.names:
             raise ConfigError(
@@ -108,9 +108,10 @@ class SourceMixer(Mixer):
             )
         device = source_B.device
         if self.weight_S.device != device:
-            self.weight_S, self.average_S = self.weight_S.to(device), self.average_S.to(device)
+            for attribute in ("weight_S", "average_S", "token_S", *self.kept.values()):
+                if isinstance(held := getattr(self, attribute, None), Tensor):
+                    setattr(self, attribute, held.to(device))
             self.path = [(w.to(device), a.to(device)) for w, a in self.path]
-            self.token_S = None if self.token_S is None else self.token_S.to(device)
         index_S = torch.arange(len(self.names), device=device)
         return (source_B[:, None] == index_S).double()
 
