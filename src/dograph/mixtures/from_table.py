@@ -257,8 +257,7 @@ def cap_vector(
     for name, cap in caps.items():
         if not cap >= 0:
             raise ConfigError(f'the cap of source "{name}" must be >= 0, got {cap}')
-        column = list(sources).index(name)
-        cap_S[column] = min(cap_S[column], cap)
+    cap_S = np.minimum(cap_S, [caps.get(name, 1.0) for name in sources])
     if cap_S.sum() < 1 - 1e-9:
         tight = [f"{s} {c:.4g}" for s, c in zip(sources, cap_S, strict=True) if c < 1]
         what = f"the caps allow {cap_S.sum():.4g} of a mixture, which needs 1"
