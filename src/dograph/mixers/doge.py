@@ -97,10 +97,9 @@ class DoGEProxy(GradientMixer):
         return trained_S / trained_S.sum()
 
     def weigh(self, signals: Signals) -> Tensor:
-        if signals.lr is None:
-            raise ConfigError("DoGEProxy's steps go with the learning rate; fill Signals.lr")
-        sketch_BK = self._require(signals, "sketch_BK")
-        (own_BS, count_S, sum_SK, sum_S), lr = self._sums(signals), signals.lr
+        lr: float = self._require(signals, "lr")
+        sketch_BK: Tensor = self._require(signals, "sketch_BK")
+        own_BS, count_S, sum_SK, sum_S = self._sums(signals)
         finite, mean_SK = all_finite(sum_S), sum_SK / count_S.clamp_min(1)[:, None]
         scale_S: Tensor = (self.options.clip_norm / (mean_SK.norm(dim=1) + TINY)).clamp_max(1)
         if self.gradient_SK is None:

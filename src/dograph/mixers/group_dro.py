@@ -38,7 +38,7 @@ class GroupDRO(SourceMixer):
     options: GroupDROOptions
 
     def weigh(self, signals: Signals) -> Tensor:
-        loss_B = self._require(signals, "loss_B")
+        loss_B: Tensor = self._require(signals, "loss_B")
         own_BS = self._ready(signals)
         loss_S, count_S = means_by_source(loss_B, own_BS), own_BS.sum(dim=0)
         finite, drawn_S = all_finite(loss_B), count_S > 0

@@ -91,16 +91,16 @@ class SourceMixer(Mixer):
         """Weights before the first step: equal ones."""
         return torch.ones(len(self.names), dtype=torch.float64) / len(self.names)
 
-    def _require(self, signals: Signals, name: str) -> Tensor:
-        value: Tensor | None = getattr(signals, name)
+    def _require(self, signals: Signals, name: str) -> Any:
+        value = getattr(signals, name)
         if value is None:
-            kind = type(self).__name__
-            raise ConfigError(f"{kind} weighs by {name}, which these signals do not have")
-        return value.detach()
+            what = f"{type(self).__name__} weighs by {name}, which these signals do not have"
+            raise ConfigError(f"{what}; fill Signals.{name}")
+        return value.detach() if isinstance(value, Tensor) else value
 
     def _ready(self, signals: Signals, name: str = "source_B") -> Tensor:
         """Move the state to the signals' device; returns each sample's source, one-hot (B, S)."""
-        source_B = self._require(signals, name)
+        source_B: Tensor = self._require(signals, name)
         if not self.names:
             raise ConfigError(
                 f"{type(self).__name__} has one weight per source and does not know the sources: "
@@ -207,7 +207,7 @@ class GradientMixer(SourceMixer):
 
     def _sums(self, signals: Signals, name: str = "source_B") -> tuple[Tensor, ...]:
         """Each sample's source, one-hot; of each source the samples, sum and sum of squares."""
-        sketch_BK = self._require(signals, "sketch_BK").double()
+        sketch_BK: Tensor = self._require(signals, "sketch_BK").double()
         if self.projection not in (None, signals.projection):
             raise ConfigError(f"a new projection in {self.options.owner}: {ONE_PROJECTION}")
         own_BS, self.projection = self._ready(signals, name), signals.projection
