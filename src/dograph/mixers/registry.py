@@ -53,14 +53,13 @@ def require_mixer(name: str) -> None:
 
 def require_method(name: str) -> None:
     """Refuse a mixer that plans without proxies, and an unknown name."""
-    if ":" in name or name in PLANNERS:
-        return
-    if name in MIXERS:
+    if name in MIXERS and name not in PLANNERS:
         raise ConfigError(
             f"{name} makes no plan; train with mixer.name={name}. Methods that make one: "
             f"{', '.join(sorted(PLANNERS))}"
         )
-    raise ConfigError(f'there is no method "{name}"; {did_you_mean(name, PLANNERS)}')
+    if ":" not in name:
+        require_known(name, PLANNERS, f'there is no method "{name}"')
 
 
 def mixer_class(name: str) -> type[Mixer]:

@@ -51,8 +51,7 @@ class SweepOptions(Options):
         and at most `max_epochs` times its tokens over the run.
         """
         total, epochs = sum(lab.tokens.values()), epoch_caps(lab, self.max_epochs)
-        usage = {name: self.max_usage * n / total for name, n in lab.tokens.items()}
-        return {name: min(usage[name], epochs[name]) for name in usage}
+        return {s: min(self.max_usage * n / total, epochs[s]) for s, n in lab.tokens.items()}
 
 
 def epoch_caps(lab: Lab, max_epochs: float | None) -> dict[str, float]:

@@ -51,9 +51,7 @@ class MixtureReuse:
         cls, earlier: Mapping[str, float], unchanged: Sequence[str], table: MixtureTable
     ) -> Self:
         """Unchanged sources of the table; or one that stands for the sources which it lacks."""
-        names = [table.aliases.get(name, name) for name in unchanged]
-        for name in names:
-            require_known(name, table.sources, f'unchanged: the table has no source "{name}"')
+        names = [known_name(name, table.sources, table.aliases, "source") for name in unchanged]
         if is_column := len(names) == 1 and names[0] not in earlier:
             kept = {name: w for name, w in earlier.items() if name not in table.sources}
         else:
