@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from dograph import __version__
 from dograph.cli import console
 from dograph.cli.console import warn
-from dograph.cli.plan import Pair, deliver
+from dograph.cli.plan import TABLE, Pair, deliver
 from dograph.config import Options, RunConfig, merge, parse_override, resolve_config
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
@@ -72,6 +72,9 @@ TABLE_METHODS: dict[str, type[TableOptions]] = {
 
 def plan_from_table(method: str, settings: list[str], files: Pair, out: Path, force: bool) -> None:
     """Fit to the runs of a table, and write the mixture that the fit predicts to be best."""
+    # With one file given, the command line takes the next option for the other.
+    if str(files[1]).startswith("--") and not files[1].exists():
+        raise ConfigError(f"--from-table takes two files, {TABLE}; the second is {files[1]}")
     if method not in TABLE_METHODS:
         raise ConfigError(
             f"{method} cannot plan from a table: it needs the proxies themselves. Methods that "
