@@ -113,7 +113,7 @@ class DoGEProxy(GradientMixer):
             known_S = torch.where(count_S > 1, pairs_S, (self.gradient_SK * old_SK).sum(dim=1))
             self.square_S = torch.where(fresh_S, known_S, self.square_S)
             product_SS = product_SS + (self.square_S - product_SS.diagonal()).diag()
-        if self._train_S is None or self._train_S.device != own_BS.device:
+        if self._train_S is None:
             self._train_S = (self._initial() > 0).to(own_BS)
         train_S = self._train_S
         target_S = 1 - train_S if self.options.targets else train_S

@@ -108,8 +108,8 @@ class SourceMixer(Mixer):
             )
         device = source_B.device
         if self.weight_S.device != device:
-            for attribute in ("weight_S", "average_S", "token_S", *self.kept.values()):
-                if isinstance(held := getattr(self, attribute, None), Tensor):
+            for attribute, held in vars(self).items():
+                if isinstance(held, Tensor):
                     setattr(self, attribute, held.to(device))
             self.path = [(w.to(device), a.to(device)) for w, a in self.path]
         index_S = torch.arange(len(self.names), device=device)
