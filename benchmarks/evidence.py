@@ -168,7 +168,7 @@ class EvidencePool(LocalPool):
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
-        self._module = "benchmarks.evidence"
+        self.module = "benchmarks.evidence"
 
 
 def serve(descriptor: int) -> None:

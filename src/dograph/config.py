@@ -90,6 +90,11 @@ class Options(BaseModel):
     prefix: ClassVar[str] = "mixer."
     owner: ClassVar[str] = ""
 
+    def __init_subclass__(cls, owner: str | None = None, **config: Any) -> None:
+        super().__init_subclass__(**config)
+        if owner is not None:
+            cls.owner = owner
+
     def __init__(self, **given: Any) -> None:
         try:
             owner = self.owner or self.prefix.rstrip(".")

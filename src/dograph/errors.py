@@ -2,7 +2,7 @@
 
 import difflib
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from types import ModuleType
 
 
@@ -36,6 +36,12 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     known = {name.casefold(): name for name in allowed}  # "Pile-CC" is like "pile_cc"
     near = difflib.get_close_matches(word.casefold(), known, n=1, cutoff=0.6)
     return f'did you mean "{known[near[0]]}"?' if near else f"allowed: {', '.join(allowed)}"
+
+
+def require_known(name: str, known: Collection[str], what: str) -> None:
+    """Refuse a name that is none of `known`; `what` is wrong with it."""
+    if name not in known:
+        raise ConfigError(f"{what}; {did_you_mean(name, known)}")
 
 
 def shortened(text: str, most: int = 200) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError, require_known
 
 if TYPE_CHECKING:  # torch takes seconds to import; preparing a corpus does not need it
     import torch
@@ -49,11 +49,7 @@ class Mixture:
     def require_names(self, known: list[str]) -> None:
         """Refuse names that are not in the corpus."""
         for name in self.weights:
-            if name not in known:
-                raise ConfigError(
-                    f'the mixture names "{name}", which is not in the corpus; '
-                    f"{did_you_mean(name, known)}"
-                )
+            require_known(name, known, f'the mixture names "{name}", which is not in the corpus')
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,30 +63,40 @@ def plan(
     if wrong and (from_table or write_mixtures):
         flag = "--from-table" if from_table else "--write-mixtures"
         raise ConfigError(f"{', '.join(wrong)}: no proxies are trained with {flag}")
-    if from_table is None:
-        if method == "olmix":
-            raise ConfigError(
-                "olmix plans from a table: let dograph plan regmix or mixing-law train the proxies "
-                "and write their table, then add --from-table MIXTURES.csv LOSSES.csv"
-            )
-        require_method(method)  # before torch is imported, which takes seconds
+    settings = settings or []
+    if from_table is not None:
         if write_mixtures is not None:
-            _require_free(write_mixtures, force=force, flag="--write-mixtures")
-            _write_mixtures(method, settings or [], write_mixtures)
-            return
-        _require_free(out, *table_files(out), force=force or dry_run)
-        where = None if dry_run else (on, workers)
-        _plan_with_proxies(method, settings or [], proxy or [], lab, where, out, force)
-        return
-    if write_mixtures is not None:
-        raise ConfigError("--write-mixtures is for new runs, --from-table for finished ones")
-    _require_free(out, force=force)
-    # With one file given, the command line takes the next option for the other.
-    if str(from_table[1]).startswith("--") and not from_table[1].exists():
-        raise ConfigError(f"--from-table takes two files, {TABLE}; the second is {from_table[1]}")
-    from dograph.cli.plan_table import plan_from_table
+            raise ConfigError("--write-mixtures is for new runs, --from-table for finished ones")
+        _require_free(out, force=force)
+        from dograph.cli.plan_table import plan_from_table
 
-    plan_from_table(method, settings or [], from_table, out, force)
+        plan_from_table(method, settings, from_table, out, force)
+        return
+    if method == "olmix":
+        raise ConfigError(
+            "olmix plans from a table: let dograph plan regmix or mixing-law train the proxies "
+            "and write their table, then add --from-table MIXTURES.csv LOSSES.csv"
+        )
+    require_method(method)  # before torch is imported, which takes seconds
+    if write_mixtures is not None:
+        _require_free(write_mixtures, force=force, flag="--write-mixtures")
+        _write_mixtures(method, settings, write_mixtures)
+        return
+    _require_free(out, *table_files(out), force=force or dry_run)
+    run, _ = _opened(method, settings)
+    from dograph.config import merge, parse_override
+    from dograph.data.corpus import Corpus
+    from dograph.plan.lab import default_proxy, forecast_plan, make_plan
+
+    smaller = default_proxy(run, merge({}, *map(parse_override, proxy or [])))
+    if dry_run:
+        print(forecast_plan(run, smaller, lab=lab))
+        print("later proxies may depend on the results of these")
+        return
+    pool = console.open_pool(run.train.device, on, workers)
+    with console.stoppable(f"finished proxies are in {lab}"), pool:
+        result = make_plan(run, smaller, lab=lab, pool=pool, command=console.command())
+    deliver(result, Corpus(run.data.corpus).tokens_by_source(), out, force, settings, run)
 
 
 def _require_free(out: Path, *tables: Path, force: bool, flag: str = "--out") -> None:
@@ -147,33 +157,6 @@ def _write_mixtures(method: str, settings: list[str], file: Path) -> None:
     )
 
 
-def _plan_with_proxies(
-    method: str,
-    settings: list[str],
-    proxy: list[str],
-    lab: Path,
-    where: tuple[str, int | None] | None,
-    out: Path,
-    force: bool,
-) -> None:
-    """Train proxies and plan with them; without `where`, print the cost of the first ones."""
-    from dograph.config import merge, parse_override
-    from dograph.data.corpus import Corpus
-
-    run, _ = _opened(method, settings)
-    from dograph.plan.lab import default_proxy, forecast_plan, make_plan
-
-    smaller = default_proxy(run, merge({}, *map(parse_override, proxy)))
-    if where is None:
-        print(forecast_plan(run, smaller, lab=lab))
-        print("later proxies may depend on the results of these")
-        return
-    pool = console.open_pool(run.train.device, *where)
-    with console.stoppable(f"finished proxies are in {lab}"), pool:
-        result = make_plan(run, smaller, lab=lab, pool=pool, command=console.command())
-    deliver(result, Corpus(run.data.corpus).tokens_by_source(), out, force, settings, run)
-
-
 def deliver(
     file: "MixtureFile | Plan",
     before: Mapping[str, float],
@@ -198,9 +181,7 @@ def deliver(
         write_mixture(out, file)
     if table is not None:  # so that it can be fitted again, without proxies
         write_table(table, *table_files(out))
-    epochs, repeats = dict[str, float](), list[str]()
-    if run is not None:
-        epochs, repeats = _repeats(run, file)
+    epochs, repeats = ({}, []) if run is None else _repeats(run, file)
     kind, meaning = "prior", "the mixture that the plan starts from"
     if cost is not None:
         kind, meaning = "natural", "share of the corpus' tokens"
@@ -260,17 +241,14 @@ def _print_fit(findings: Mapping[str, Any]) -> None:
     """How good the fit is on runs it has not seen, then what it predicts."""
     chosen = findings["surrogate"]
     print(f"surrogate: {chosen['name']}: {chosen['why']}")
+    kinds = (("Spearman", "spearman"), ("Pearson", "pearson"), ("mean error", "mean_error"))
     for name, scores in chosen["cross_validated"].items():
-        print(f"  {name} on left-out runs: {_scores(scores)}")
+        shown = [f"{title} {scores[key]:.4f}" for title, key in kinds if scores[key] is not None]
+        shown += [scores["note"]] if scores["note"] else []
+        print(f"  {name} on left-out runs: {', '.join(shown)}")
     predicted, best = findings["predicted"], findings["predicted"]["best_run"]
     print(
         f"predicted loss: {predicted['proposal']:.4f}, of the prior {predicted['prior']:.4f}; best "
         f"run of the table: {best['run']}, {best['measured']:.4f} measured, "
         f"{best['predicted']:.4f} predicted"
     )
-
-
-def _scores(scores: Mapping[str, Any]) -> str:
-    kinds = (("Spearman", "spearman"), ("Pearson", "pearson"), ("mean error", "mean_error"))
-    shown = [f"{title} {scores[key]:.4f}" for title, key in kinds if scores[key] is not None]
-    return ", ".join([*shown, *([scores["note"]] if scores["note"] else [])])

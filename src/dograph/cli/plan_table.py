@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, Self, cast
 
 from pydantic import Field, model_validator
 
 from dograph import __version__
 from dograph.cli import console
 from dograph.cli.console import warn
-from dograph.cli.plan import Pair, deliver
+from dograph.cli.plan import TABLE, Pair, deliver
 from dograph.config import Options, RunConfig, merge, parse_override, resolve_config
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError
@@ -21,10 +21,8 @@ from dograph.mixtures.tables import MixtureTable, read_table
 SEED = 42
 
 
-class TableOptions(Options):
+class TableOptions(Options, owner="a plan from a table"):
     """Options mixer.* of a plan from a table."""
-
-    owner: ClassVar[str] = "a plan from a table"
 
     target: Any = "mean"  # a loss of the table, mean, a list of losses, or shares by name
     prior: str | None = None  # a mixture file or a published mixture; None: see _prior
@@ -38,18 +36,16 @@ class RegMixTable(TableOptions):
     top: int | None = None  # simulated mixtures that are averaged
 
 
-class MixingLawTable(TableOptions):
-    owner: ClassVar[str] = "mixing-law with a table"
+class MixingLawTable(TableOptions, owner="mixing-law with a table"):
     delta: float = Field(DELTA, gt=0)  # nats: where Huber's loss of the fit turns linear
     # With losses at several of them: those of the run to plan for.
     tokens: float | None = Field(None, gt=0)
     parameters: float | None = Field(None, gt=0)  # without embeddings
 
 
-class OlmixTable(TableOptions):
+class OlmixTable(TableOptions, owner="olmix"):
     """The authors' values: the documented configuration, and the constants of their fit."""
 
-    owner: ClassVar[str] = "olmix"
     max_epochs: float | None = Field(4.0, gt=0)  # with a run only, unless it is given
     delta: float = Field(0.02, gt=0)
     kl: float = Field(0.1, ge=0)  # weight of KL(mixture || prior), in nats of the target
@@ -76,6 +72,9 @@ TABLE_METHODS: dict[str, type[TableOptions]] = {
 
 def plan_from_table(method: str, settings: list[str], files: Pair, out: Path, force: bool) -> None:
     """Fit to the runs of a table, and write the mixture that the fit predicts to be best."""
+    # With one file given, the command line takes the next option for the other.
+    if str(files[1]).startswith("--") and not files[1].exists():
+        raise ConfigError(f"--from-table takes two files, {TABLE}; the second is {files[1]}")
     if method not in TABLE_METHODS:
         raise ConfigError(
             f"{method} cannot plan from a table: it needs the proxies themselves. Methods that "

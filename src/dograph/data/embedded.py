@@ -30,7 +30,7 @@ from zipimport import zipimporter
 
 import numpy as np
 
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import require_known
 from dograph.rng import key64, stream
 
 MIN_SOURCE_CHARS = 50_000  # a smaller source has too little validation text, and is left out
@@ -354,8 +354,7 @@ def word_probabilities(kind: str, source: str, seed: int = 0) -> np.ndarray:
     """How frequent each word is in a source, (V,): the stationary distribution of its chain."""
     known = {kind: ("corpus", ["unigram", "bigram"]), source: ("source", [*ZIPF_EXPONENTS, NOISE])}
     for given, (what, allowed) in known.items():
-        if given not in allowed:
-            raise ConfigError(f'no planted {what} "{given}"; {did_you_mean(given, allowed)}')
+        require_known(given, allowed, f'no planted {what} "{given}"')
     if kind == "bigram" or source == NOISE:
         return np.full(NUM_WORDS, 1 / NUM_WORDS)
     weight_V = np.arange(1.0, NUM_WORDS + 1) ** -ZIPF_EXPONENTS[source]

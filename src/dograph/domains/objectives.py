@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dograph.config import Options
 from dograph.domains.graph import adjacency, laplacian
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError, require_known
 from dograph.kernels import usable
 from dograph.types import Domains
 
@@ -236,8 +236,7 @@ def build_objective(spec: str | Mapping[str, object] | Objective) -> Objective:
             f"residual; got {spec!r}; names: {', '.join(OBJECTIVES)}"
         )
     name = str(options["name"])
-    if name not in OBJECTIVES:
-        raise ConfigError(f'objective="{name}" is not known; {did_you_mean(name, OBJECTIVES)}')
+    require_known(name, OBJECTIVES, f'objective="{name}" is not known')
     given: dict[str, Any] = {option: value for option, value in options.items() if option != "name"}
     return OBJECTIVES[name](**given)
 

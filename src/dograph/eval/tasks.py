@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from dograph.errors import ConfigError, CorpusError, did_you_mean, require
+from dograph.errors import CorpusError, require, require_known
 from dograph.files import sha256_of
 from dograph.records import DAMAGE
 
@@ -135,8 +135,7 @@ TASKS = {task.name: task for task in _ROWS}
 def pick_tasks(names: Sequence[str] | None) -> list[Task]:
     """Tasks by name, in the order of the paper's tables; all nine if no names are given."""
     for name in names or []:
-        if name not in TASKS:
-            raise ConfigError(f'there is no task "{name}"; {did_you_mean(name, TASKS)}')
+        require_known(name, TASKS, f'there is no task "{name}"')
     return [task for task in TASKS.values() if not names or task.name in names]
 
 

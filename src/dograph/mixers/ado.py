@@ -24,9 +24,7 @@ REFITS, MOST_STEPS = 20, 1000  # fits of a run, and steps between them; the auth
 FEWEST_POINTS, MOST_POINTS = 8, 256
 
 
-class ADOOptions(OnlineOptions):
-    owner: ClassVar[str] = "ado"
-
+class ADOOptions(OnlineOptions, owner="ado"):
     refit_every: int | None = Field(None, ge=1)  # steps; None: a 20th of the run, 10 to 1000
 
 

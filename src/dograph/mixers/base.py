@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dograph.config import Refresh, RunConfig
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import require_known
 from dograph.mixtures.tables import MixtureTable
 from dograph.types import Mixture, Signals
 
@@ -272,10 +272,7 @@ def read_together(reports: Iterable[Report]) -> None:
 def require_sources(option: str, given: Iterable[str], known: Collection[str]) -> None:
     """Refuse an option that names an unknown source."""
     for name in given:
-        if name not in known:
-            raise ConfigError(
-                f'mixer.{option} names "{name}", which is not a source; {did_you_mean(name, known)}'
-            )
+        require_known(name, known, f'mixer.{option} names "{name}", which is not a source')
 
 
 def with_options(name: str, options: Mapping[str, Any]) -> str:

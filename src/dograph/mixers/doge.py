@@ -38,8 +38,8 @@ class DoGEUpdate(Options):
     smoothing: Fraction = 0.0  # c
 
 
-class DoGEProxyOptions(DoGEUpdate, SourceOptions):
-    owner: ClassVar[str] = "doge-proxy"
+class DoGEProxyOptions(DoGEUpdate, SourceOptions, owner="doge-proxy"):
+    """Options of the proxy: those of the update, and the sources' names outside a plan."""
 
 
 class DoGEProxy(GradientMixer):
@@ -97,24 +97,23 @@ class DoGEProxy(GradientMixer):
         return trained_S / trained_S.sum()
 
     def weigh(self, signals: Signals) -> Tensor:
-        if signals.lr is None:
-            raise ConfigError("DoGEProxy's steps go with the learning rate; fill Signals.lr")
-        sketch_BK = self._require(signals, "sketch_BK")
-        (own_BS, count_S, sum_SK, sum_S), lr = self._sums(signals), signals.lr
+        lr: float = self._require(signals, "lr")
+        sketch_BK: Tensor = self._require(signals, "sketch_BK")
+        own_BS, count_S, sum_SK, sum_S = self._sums(signals)
         finite, mean_SK = all_finite(sum_S), sum_SK / count_S.clamp_min(1)[:, None]
         scale_S: Tensor = (self.options.clip_norm / (mean_SK.norm(dim=1) + TINY)).clamp_max(1)
         if self.gradient_SK is None:
             self.gradient_SK, self.square_S = torch.zeros_like(mean_SK), torch.zeros_like(count_S)
-        old_SK = self.gradient_SK.to(mean_SK.device)
+        old_SK = self.gradient_SK
         fresh_S = finite & (count_S > 0)
         self.gradient_SK = torch.where(fresh_S[:, None], scale_S[:, None] * mean_SK, old_SK)
         product_SS = self.gradient_SK @ self.gradient_SK.mT
         if self.options.alignment == "independent" and self.square_S is not None:
             pairs_S = scale_S.square() * unbiased_gram(count_S, sum_SK, sum_S).diagonal()
             known_S = torch.where(count_S > 1, pairs_S, (self.gradient_SK * old_SK).sum(dim=1))
-            self.square_S = torch.where(fresh_S, known_S, self.square_S.to(known_S.device))
+            self.square_S = torch.where(fresh_S, known_S, self.square_S)
             product_SS = product_SS + (self.square_S - product_SS.diagonal()).diag()
-        if self._train_S is None or self._train_S.device != own_BS.device:
+        if self._train_S is None:
             self._train_S = (self._initial() > 0).to(own_BS)
         train_S = self._train_S
         target_S = 1 - train_S if self.options.targets else train_S
@@ -135,9 +134,7 @@ REMEDY = "raise mixer.mu (to 0.05 or 0.1, say)"
 SETTINGS = {"sketch": {"refresh": "never"}, "probe": {"rows": 0}}
 
 
-class DoGEOptions(DoGEUpdate):
-    owner: ClassVar[str] = "doge"
-
+class DoGEOptions(DoGEUpdate, owner="doge"):
     seed: int = 0
 
 

@@ -25,9 +25,7 @@ from dograph.types import Mixture
 SUM_WEIGHT = 1e4  # of the sum of the weights in least squares, in units of the largest difference
 
 
-class Domain2VecOptions(Options):
-    owner: ClassVar[str] = "domain2vec"
-
+class Domain2VecOptions(Options, owner="domain2vec"):
     vectors: str | dict[str, list[float]] = Field({})  # a CSV file (`read_vectors`), or by name
     target: str = "target"  # the name of the target's vector
     max_epochs: float | None = Field(4.0, gt=0)

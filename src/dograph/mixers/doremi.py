@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dograph.config import Fraction, Options
 from dograph.domains.partition import all_finite
-from dograph.errors import ConfigError
 from dograph.mixers.base import Lab, Planner, Proxy, require_sources
 from dograph.mixers.source_weights import (
     SourceMixer,
@@ -34,9 +33,7 @@ class DoReMiUpdate(Options):
     mean_over: Literal["tokens", "samples"] = "tokens"
 
 
-class DoReMiProxyOptions(DoReMiUpdate, SourceOptions):
-    owner: ClassVar[str] = "doremi-proxy"
-
+class DoReMiProxyOptions(DoReMiUpdate, SourceOptions, owner="doremi-proxy"):
     reference: str | None = None
 
 
@@ -77,30 +74,26 @@ class DoReMiProxy(SourceMixer):
         return super()._initial()
 
     def weigh(self, signals: Signals) -> Tensor:
-        loss_B = self._require(signals, "loss_B")
+        loss_B: Tensor = self._require(signals, "loss_B")
         own_BS = self._ready(signals)
         if self.options.mean_over == "tokens" and signals.num_tokens_B is not None:
             own_BS = own_BS * signals.num_tokens_B[:, None]
         count_S = own_BS.sum(dim=0)
         if self.options.clip_excess_per == "token":
-            compared_B = self._require(signals, "excess_loss_B")
+            compared_B: Tensor = self._require(signals, "excess_loss_B")
             mean_S = means_by_source(compared_B, own_BS)
         else:
             compared_B = self._require(signals, "reference_loss_B")
             mean_S = means_by_source(loss_B - compared_B, own_BS).clamp_min(0)
         finite = all_finite(loss_B, compared_B)
         if self.excess_S is None:
-            if signals.vocab_size is None:
-                raise ConfigError(
-                    "DoReMiProxy starts from log(vocab_size), the loss of a uniform prediction; "
-                    "fill Signals.vocab_size"
-                )
+            vocab_size: int = self._require(signals, "vocab_size")
             if self.options.sampling == "natural" and self.options.initial_weights == "sampling":
                 self.known_token_S("mixer.sampling=natural")
             drawn_S = torch.ones_like(mean_S) if self.token_S is None else self.token_S > 0
-            self.excess_S = math.log(signals.vocab_size) * drawn_S.to(mean_S)
-        old_S = self.excess_S.to(mean_S.device)
-        self.excess_S = excess_S = torch.where(finite & (count_S > 0), mean_S, old_S)
+            # A source that was not seen yet has the excess of a uniform prediction.
+            self.excess_S = math.log(vocab_size) * drawn_S.to(mean_S)
+        self.excess_S = excess_S = torch.where(finite & (count_S > 0), mean_S, self.excess_S)
         log_S = self.weight_S.log() + self.options.eta * excess_S
         weight_S, c = torch.softmax(log_S, dim=0), self.options.smoothing
         self.update((1 - c) * weight_S + c / len(weight_S), finite)
@@ -128,10 +121,8 @@ REMEDY = (
 )
 
 
-class DoReMiOptions(DoReMiUpdate):
+class DoReMiOptions(DoReMiUpdate, owner="doremi"):
     """Options of the rounds; the others are those of the proxy."""
-
-    owner: ClassVar[str] = "doremi"
 
     rounds: int = Field(1, ge=1, le=100)
     tolerance: Fraction = 1e-3

@@ -18,9 +18,7 @@ from dograph.mixtures.proposals import bounded
 from dograph.types import Mixture
 
 
-class DSIROptions(Options):
-    owner: ClassVar[str] = "dsir"
-
+class DSIROptions(Options, owner="dsir"):
     rule: Literal["resample", "filter"] = "resample"
     strength: float = Field(1.0, ge=0)  # of resample
     keep_sources: bool = True  # sources are drawn by tokens, only strata inside them by score

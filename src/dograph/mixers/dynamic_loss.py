@@ -27,10 +27,8 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {  # f(h), by strategy
 }
 
 
-class DynamicLossOptions(Options):
+class DynamicLossOptions(Options, owner="dynamic-loss"):
     """The authors' options (`temperature` is their r)."""
-
-    owner: ClassVar[str] = "dynamic-loss"
 
     strategy: Literal["linupper", "quadratic", "extremes", "upper"] = "linupper"
     temperature: float = Field(0.4, gt=0)

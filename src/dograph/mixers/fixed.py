@@ -105,9 +105,7 @@ class Scheduled(Mixer):
         """An edit applies until the next stage."""
 
 
-class UniMaxOptions(Options):
-    owner: ClassVar[str] = "unimax"
-
+class UniMaxOptions(Options, owner="unimax"):
     max_epochs: float = Field(4.0, gt=0)
 
 

@@ -14,10 +14,8 @@ from dograph.mixers.source_weights import SourceMixer, SourceOptions, means_by_s
 from dograph.types import Signals
 
 
-class GroupDROOptions(SourceOptions):
+class GroupDROOptions(SourceOptions, owner="group-dro"):
     """The authors' options under their names."""
-
-    owner: ClassVar[str] = "group-dro"
 
     sampling: Literal["uniform", "natural"] = "uniform"
     eta: float = Field(0.01, ge=0)
@@ -40,7 +38,7 @@ class GroupDRO(SourceMixer):
     options: GroupDROOptions
 
     def weigh(self, signals: Signals) -> Tensor:
-        loss_B = self._require(signals, "loss_B")
+        loss_B: Tensor = self._require(signals, "loss_B")
         own_BS = self._ready(signals)
         loss_S, count_S = means_by_source(loss_B, own_BS), own_BS.sum(dim=0)
         finite, drawn_S = all_finite(loss_B), count_S > 0

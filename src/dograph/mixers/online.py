@@ -69,9 +69,6 @@ class OnlineMixer(SourceMixer):
         """Learn from this step; a mixture every `remix_every` steps after the warm-up."""
         loss_B, own_BS = self._require(signals, "loss_B"), self._ready(signals)
         finite, count_S, step = all_finite(loss_B), own_BS.sum(dim=0), signals.step
-        for attribute in self.kept.values():
-            if isinstance(kept := getattr(self, attribute), Tensor):
-                setattr(self, attribute, kept.to(count_S.device))
         if self.loss_S is None:  # a source that was not seen yet has the mean of the others
             self.loss_S = torch.where(finite, loss_B.double().mean(), 0.0).expand_as(count_S)
         drawn_S = count_S / signals.num_samples
@@ -98,9 +95,7 @@ class OnlineMixer(SourceMixer):
         return {} if self.loss_S is None else self.weights_report(loss_nats=self.loss_S)
 
 
-class ODMOptions(OnlineOptions):
-    owner: ClassVar[str] = "odm"
-
+class ODMOptions(OnlineOptions, owner="odm"):
     update: Literal["smoothed", "exp3"] = "smoothed"
     smoothing: float = Field(0.5, ge=0, lt=1)  # alpha, of `smoothed`
 

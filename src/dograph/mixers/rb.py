@@ -17,9 +17,7 @@ from dograph.mixers.source_weights import GradientMixer, SourceOptions, unbiased
 from dograph.types import Mixture, Signals
 
 
-class RBOptions(SourceOptions):
-    owner: ClassVar[str] = "rb"
-
+class RBOptions(SourceOptions, owner="rb"):
     strength: float = Field(1.0, ge=0)  # lambda
     remix_every: int = Field(50, ge=1)  # steps of a round
     groups: Literal["sources", "strata"] = "sources"
@@ -72,7 +70,7 @@ class RB(GradientMixer):
         added = [torch.where(finite, value, 0.0) for value in added]
         if self.count_S is not None:
             held = (self.count_S, self.sum_SK, self.square_S)
-            added = [old.to(new.device) + new for old, new in zip(held, added, strict=True)]
+            added = [old + new for old, new in zip(held, added, strict=True)]
         self.count_S, self.sum_SK, self.square_S = added
         self._report = self.weights_report()
 

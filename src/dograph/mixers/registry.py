@@ -12,7 +12,7 @@ from typing import Any
 
 from dograph.choices import mode_conflicts
 from dograph.config import RunConfig
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError, did_you_mean, require_known
 from dograph.mixers.base import SIGNALS, Mixer, Planner
 
 PLANNERS = {  # subclasses of Planner: their plans need proxies
@@ -46,23 +46,20 @@ MIXERS = {
 
 def require_mixer(name: str) -> None:
     """Refuse an unknown name; module:Class is checked when it is built."""
-    if ":" not in name and name not in MIXERS:
-        raise ConfigError(
-            f'mixer.name="{name}" is not known (a mixer of your own is named module:Class); '
-            f"{did_you_mean(name, MIXERS)}"
-        )
+    if ":" not in name:
+        what = f'mixer.name="{name}" is not known (a mixer of your own is named module:Class)'
+        require_known(name, MIXERS, what)
 
 
 def require_method(name: str) -> None:
     """Refuse a mixer that plans without proxies, and an unknown name."""
-    if ":" in name or name in PLANNERS:
-        return
-    if name in MIXERS:
+    if name in MIXERS and name not in PLANNERS:
         raise ConfigError(
             f"{name} makes no plan; train with mixer.name={name}. Methods that make one: "
             f"{', '.join(sorted(PLANNERS))}"
         )
-    raise ConfigError(f'there is no method "{name}"; {did_you_mean(name, PLANNERS)}')
+    if ":" not in name:
+        require_known(name, PLANNERS, f'there is no method "{name}"')
 
 
 def mixer_class(name: str) -> type[Mixer]:

@@ -91,16 +91,16 @@ class SourceMixer(Mixer):
         """Weights before the first step: equal ones."""
         return torch.ones(len(self.names), dtype=torch.float64) / len(self.names)
 
-    def _require(self, signals: Signals, name: str) -> Tensor:
-        value: Tensor | None = getattr(signals, name)
+    def _require(self, signals: Signals, name: str) -> Any:
+        value = getattr(signals, name)
         if value is None:
-            kind = type(self).__name__
-            raise ConfigError(f"{kind} weighs by {name}, which these signals do not have")
-        return value.detach()
+            what = f"{type(self).__name__} weighs by {name}, which these signals do not have"
+            raise ConfigError(f"{what}; fill Signals.{name}")
+        return value.detach() if isinstance(value, Tensor) else value
 
     def _ready(self, signals: Signals, name: str = "source_B") -> Tensor:
-        """Move the weights to the signals' device; returns each sample's source, one-hot (B, S)."""
-        source_B = self._require(signals, name)
+        """Move the state to the signals' device; returns each sample's source, one-hot (B, S)."""
+        source_B: Tensor = self._require(signals, name)
         if not self.names:
             raise ConfigError(
                 f"{type(self).__name__} has one weight per source and does not know the sources: "
@@ -108,9 +108,10 @@ class SourceMixer(Mixer):
             )
         device = source_B.device
         if self.weight_S.device != device:
-            self.weight_S, self.average_S = self.weight_S.to(device), self.average_S.to(device)
+            for attribute, held in vars(self).items():
+                if isinstance(held, Tensor):
+                    setattr(self, attribute, held.to(device))
             self.path = [(w.to(device), a.to(device)) for w, a in self.path]
-            self.token_S = None if self.token_S is None else self.token_S.to(device)
         index_S = torch.arange(len(self.names), device=device)
         return (source_B[:, None] == index_S).double()
 
@@ -206,7 +207,7 @@ class GradientMixer(SourceMixer):
 
     def _sums(self, signals: Signals, name: str = "source_B") -> tuple[Tensor, ...]:
         """Each sample's source, one-hot; of each source the samples, sum and sum of squares."""
-        sketch_BK = self._require(signals, "sketch_BK").double()
+        sketch_BK: Tensor = self._require(signals, "sketch_BK").double()
         if self.projection not in (None, signals.projection):
             raise ConfigError(f"a new projection in {self.options.owner}: {ONE_PROJECTION}")
         own_BS, self.projection = self._ready(signals, name), signals.projection

@@ -51,8 +51,7 @@ class SweepOptions(Options):
         and at most `max_epochs` times its tokens over the run.
         """
         total, epochs = sum(lab.tokens.values()), epoch_caps(lab, self.max_epochs)
-        usage = {name: self.max_usage * n / total for name, n in lab.tokens.items()}
-        return {name: min(usage[name], epochs[name]) for name in usage}
+        return {s: min(self.max_usage * n / total, epochs[s]) for s, n in lab.tokens.items()}
 
 
 def epoch_caps(lab: Lab, max_epochs: float | None) -> dict[str, float]:
@@ -139,10 +138,8 @@ class SweepPlanner(Planner):
         return proposal
 
 
-class RegMixOptions(SweepOptions):
+class RegMixOptions(SweepOptions, owner="regmix"):
     """Options of the simulation: its size, and how many of its best mixtures are averaged."""
-
-    owner: ClassVar[str] = "regmix"
 
     num_proxies: int = Field(64, ge=4)
     rounds: Sequence[Annotated[int, Field(ge=1)]] = ()  # proxies of each; empty: one round
@@ -156,8 +153,7 @@ class RegMixOptions(SweepOptions):
             raise ConfigError(
                 f"mixer.draws={self.draws}: give a whole number of at least mixer.top={self.top}"
             )
-        if self.surrogate is not None:
-            require_surrogate(self.surrogate)
+        require_surrogate(self.surrogate)
         total = sum(self.rounds)
         given = self.num_proxies if "num_proxies" in self.model_fields_set else total
         if self.rounds and (self.rounds[0] < 4 or given != total):
@@ -209,10 +205,8 @@ class RegMix(SweepPlanner):
         return [Mixture.normalised(dict(zip(lab.tokens, w, strict=True))) for w in rows]
 
 
-class MixingLawOptions(SweepOptions):
+class MixingLawOptions(SweepOptions, owner="mixing-law"):
     """Options of the laws."""
-
-    owner: ClassVar[str] = "mixing-law"
 
     num_proxies: int = Field(32, ge=4)
     nest: Literal["no", "steps", "sizes"] = "no"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError, require_known
 from dograph.mixtures.file import as_yaml
 from dograph.types import Mixture
 
@@ -37,11 +37,9 @@ Exported = tuple[list[str], Any]  # comment lines; Python or shell text, or a ma
 def export_mixture(name: str, mixture: Mapping[str, float], places: Mapping[str, str]) -> str:
     """The configuration text of a mixture for the trainer `name`."""
     for source in places:
-        if source not in mixture:
-            what = f'--place names "{source}", which the mixture does not have'
-            raise ConfigError(f"{what}; {did_you_mean(source, mixture)}")
-    if name not in FORMATS:
-        raise ConfigError(f'no export "{name}"; {did_you_mean(name, FORMATS)}')
+        what = f'--place names "{source}", which the mixture does not have'
+        require_known(source, mixture, what)
+    require_known(name, FORMATS, f'no export "{name}"')
     weights = printed(mixture)
     if name in ("yaml", "json"):  # the weights alone, zeros included
         content = {"weights": {source: weights.get(source, 0.0) for source in mixture}}

@@ -22,7 +22,7 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ValidationError, field_validator
 
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError, did_you_mean, require_known
 from dograph.files import load_yaml, package_text, write_text
 from dograph.types import Mixture
 
@@ -301,9 +301,8 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def find_preset(name: str) -> Preset:
-    if name not in PRESETS:
-        what = "published mixture" if Path(name).exists() else "mixture file or published mixture"
-        raise ConfigError(f'no {what} "{name}"; {did_you_mean(name, PRESETS)}')
+    what = "published mixture" if Path(name).exists() else "mixture file or published mixture"
+    require_known(name, PRESETS, f'no {what} "{name}"')
     return PRESETS[name]
 
 

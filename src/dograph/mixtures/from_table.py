@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
-from dograph.errors import ConfigError, did_you_mean, listed
+from dograph.errors import ConfigError, did_you_mean, listed, require_known
 from dograph.mixtures.convex import find_optimum
 from dograph.mixtures.mixing_laws import DELTA, ExponentialLaw
 from dograph.mixtures.proposals import DRAWS, TOP, simulate
@@ -51,10 +51,7 @@ class MixtureReuse:
         cls, earlier: Mapping[str, float], unchanged: Sequence[str], table: MixtureTable
     ) -> Self:
         """Unchanged sources of the table; or one that stands for the sources which it lacks."""
-        names = [table.aliases.get(name, name) for name in unchanged]
-        if absent := [name for name in names if name not in table.sources]:
-            hint = did_you_mean(absent[0], table.sources)
-            raise ConfigError(f'unchanged: the table has no source "{absent[0]}"; {hint}')
+        names = [known_name(name, table.sources, table.aliases, "source") for name in unchanged]
         if is_column := len(names) == 1 and names[0] not in earlier:
             kept = {name: w for name, w in earlier.items() if name not in table.sources}
         else:
@@ -193,10 +190,8 @@ def propose_from_table(
 def _candidates(method: str, surrogate: str | None, delta: float) -> dict[str, Surrogate]:
     """The surrogates to choose from."""
     methods = get_args(Method)
-    if method not in methods:
-        raise ConfigError(f'"{method}" does not plan from tables; {did_you_mean(method, methods)}')
-    if surrogate is not None:
-        require_surrogate(surrogate)
+    require_known(method, methods, f'"{method}" does not plan from tables')
+    require_surrogate(surrogate)
     if method == "regmix":
         return dict(SURROGATES) if surrogate is None else {surrogate: SURROGATES[surrogate]}
     if surrogate not in (None, "exponential"):
@@ -260,8 +255,7 @@ def cap_vector(
     for name, cap in caps.items():
         if not cap >= 0:
             raise ConfigError(f'the cap of source "{name}" must be >= 0, got {cap}')
-        column = list(sources).index(name)
-        cap_S[column] = min(cap_S[column], cap)
+    cap_S = np.minimum(cap_S, [caps.get(name, 1.0) for name in sources])
     if cap_S.sum() < 1 - 1e-9:
         tight = [f"{s} {c:.4g}" for s, c in zip(sources, cap_S, strict=True) if c < 1]
         what = f"the caps allow {cap_S.sum():.4g} of a mixture, which needs 1"

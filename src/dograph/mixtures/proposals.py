@@ -220,8 +220,6 @@ def rounded(weight_NS: np.ndarray, cap_S: np.ndarray) -> np.ndarray:
 
 def distinct(weight_NS: np.ndarray) -> np.ndarray:
     """Mixtures without duplicates, in lexicographic order (the last source first)."""
-    if not len(weight_NS):
-        return weight_NS
     weight_NS = weight_NS[np.lexsort(weight_NS.T)]
-    step_N = np.abs(np.diff(weight_NS, axis=0)).sum(1)
-    return np.asarray(weight_NS[np.concatenate([[True], step_N > SAME])])
+    step_N = np.abs(np.diff(weight_NS, axis=0, prepend=-1)).sum(1)  # the first is always kept
+    return np.asarray(weight_NS[step_N > SAME])

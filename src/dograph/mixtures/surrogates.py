@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dograph.errors import ConfigError, DographError, did_you_mean, require
+from dograph.errors import ConfigError, DographError, require, require_known
 from dograph.mixtures.mixing_laws import fit_exponential
 from dograph.progress import Progress, counted
 from dograph.rng import stream
@@ -111,9 +111,10 @@ SURROGATES: dict[str, Surrogate] = {
 }
 
 
-def require_surrogate(name: str) -> None:
-    if name not in SURROGATES:
-        raise ConfigError(f'no surrogate "{name}"; {did_you_mean(name, SURROGATES)}')
+def require_surrogate(name: str | None) -> None:
+    """Refuse an unknown name; None: it is still to be chosen."""
+    if name is not None:
+        require_known(name, SURROGATES, f'no surrogate "{name}"')
 
 
 CHUNK = 20_000  # mixtures predicted at once

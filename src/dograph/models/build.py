@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError, require_known
 from dograph.models.loss import PerSampleLoss
 from dograph.models.presets import PRESETS
 from dograph.rng import key64
@@ -86,8 +86,7 @@ def load_model(
 
 def preset_config(preset: str, *, vocab_size: int, seq_len: int, dropout: float) -> Any:
     """The Hugging Face configuration of a preset."""
-    if preset not in PRESETS:
-        raise ConfigError(f'model.preset="{preset}" is not known; {did_you_mean(preset, PRESETS)}')
+    require_known(preset, PRESETS, f'model.preset="{preset}" is not known')
     shape = PRESETS[preset]
     if dropout and shape.family == "llama":
         raise ConfigError(f"model.dropout={dropout}: LLaMA models have no dropout; set it to 0")

@@ -78,16 +78,14 @@ class JobProgress(Progress):
         super().__init__(f"{{done}}/{{total}} {noun}", total, done=cached)
         self.jobs, self.cached, self.done = total, cached, cached
         self.seconds = 0.0  # of training, in the jobs of this round
-        self.running: list[str] = []
+        self.running: dict[str, None] = {}  # labels, in the order in which they started
 
     def on_start(self, job: Job) -> None:
-        if job.label not in self.running:  # a job whose worker died starts again
-            self.running.append(job.label)
+        self.running[job.label] = None  # a job whose worker died starts again
         self.show()
 
     def on_done(self, job: Job, result: Result) -> None:
-        if job.label in self.running:
-            self.running.remove(job.label)
+        self.running.pop(job.label, None)
         self.done, self.seconds = self.done + 1, self.seconds + result.seconds
         self.show()
 
@@ -103,7 +101,7 @@ class JobProgress(Progress):
     def show(self) -> None:
         parts = [f"{duration(self.seconds)} of training"]
         parts += [f"{self.cached} cached"] if self.cached else []
-        parts += [f"running {listed(self.running, NAMED)}"] if self.running else []
+        parts += [f"running {listed(list(self.running), NAMED)}"] if self.running else []
         self.update(self.done, "; ".join(parts), total=self.jobs)
 
 

@@ -39,7 +39,6 @@ class ProxyBatch:
     jobs: Mapping[str, Job]  # by key: equal proxies are one job
     keys: Sequence[str]  # of the proxies, in the order of the request
     kept: Mapping[str, Result]  # trained before, by this plan or another
-    damaged: Sequence[str]  # keys
 
     @property
     def todo(self) -> dict[str, Job]:
@@ -70,18 +69,12 @@ class ProxyLab(CorpusLab):
     """
 
     def __init__(
-        self,
-        target: RunConfig,
-        proxy: RunConfig,
-        *,
-        corpus: Corpus,
-        folder: Path,
-        pool: Pool | None = None,
+        self, target: RunConfig, proxy: RunConfig, *, folder: Path, pool: Pool | None
     ) -> None:
-        if Path(proxy.data.corpus).resolve() != corpus.directory:
+        super().__init__(target, Corpus(target.data.corpus))
+        if Path(proxy.data.corpus).resolve() != self.corpus.directory:
             what = f"data.corpus={proxy.data.corpus} for proxies"
-            raise ConfigError(f"{what}; they need the run's own corpus, {corpus.directory}")
-        super().__init__(target, corpus)
+            raise ConfigError(f"{what}; they need the run's own corpus, {self.corpus.directory}")
         self.proxy, self.folder, self.pool = proxy, folder.resolve(), pool
         self.proxy_steps = proxy.train.steps
         self.asked: ProxyBatch | None = None
@@ -100,11 +93,12 @@ class ProxyLab(CorpusLab):
             what = f"proxies cannot be kept in {self.folder}: {error.strerror}"
             raise ConfigError(f"{what}; name another folder with --lab") from error
         with JobProgress("proxies", total=len(batch.jobs), cached=len(batch.kept)) as progress:
-            for key in batch.damaged:
-                label = batch.jobs[key].label
-                progress.say(f'warning: the result of "{label}" is damaged; trained again: {key}')
+            for key, job in (todo := batch.todo).items():
+                if (self.folder / key / RESULT).exists():
+                    what = f'the result of "{job.label}" is damaged; trained again: {key}'
+                    progress.say(f"warning: {what}")
             progress.say(self.describe(batch))
-            todo, on = batch.todo, (progress.on_done, progress.on_start, progress.on_death)
+            on = progress.on_done, progress.on_start, progress.on_death
             trained = self.pool.run(list(todo.values()), *on) if todo else []
         results = dict(batch.kept) | dict(zip(todo, trained, strict=True))
         self.cached |= batch.kept.keys() - self.used.keys()
@@ -126,8 +120,7 @@ class ProxyLab(CorpusLab):
             jobs.setdefault(key, Job(proxy.label, run))
         there = {key: read_result(self.folder / key, self.corpus) for key in jobs}
         kept = {key: result for key, result in there.items() if result is not None}
-        damaged = [key for key in jobs if key not in kept and (self.folder / key / RESULT).exists()]
-        return ProxyBatch(jobs=jobs, keys=keys, kept=kept, damaged=damaged)
+        return ProxyBatch(jobs=jobs, keys=keys, kept=kept)
 
     def resolve(self, proxy: Proxy) -> RunConfig:
         """The lab's configuration with the proxy's settings, mixer and seed.
@@ -282,10 +275,10 @@ def _opened(
 ) -> tuple[Planner, ProxyLab]:
     """The planner and its lab, checked before any proxy is trained."""
     planner = build_planner(target.mixer.name, target.mixer.options)
-    corpus = Corpus(target.data.corpus)
-    if planner.needs_losses and not corpus.validation:
+    proxies = ProxyLab(target, proxy, folder=folder, pool=pool)
+    if planner.needs_losses and not proxies.corpus.validation:
         raise ConfigError(
-            f"{corpus.directory} has no validation text, and {target.mixer.name} learns from "
-            "validation losses; prepare it with some held out, or plan with doremi or doge"
+            f"{proxies.corpus.directory} has no validation text, and {target.mixer.name} learns "
+            "from validation losses; prepare it with some held out, or plan with doremi or doge"
         )
-    return planner, ProxyLab(target, proxy, corpus=corpus, folder=folder, pool=pool)
+    return planner, proxies

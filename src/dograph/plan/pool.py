@@ -5,13 +5,12 @@ import os
 import secrets
 import signal
 import socket
-import threading
 import time
 import traceback
 from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -112,11 +111,8 @@ class Pool(AbstractContextManager["Pool", None]):
         pool can see it.
         """
         results: dict[int, Result] = {}
-        # Python allows signal handlers in the main thread only.
-        in_main = threading.current_thread() is threading.main_thread()
-        handling = Interrupts() if in_main else nullcontext(Interrupts())
         try:
-            with handling as interrupts, closing(self.work(jobs, on_start, on_death)) as work:
+            with Interrupts() as interrupts, closing(self.work(jobs, on_start, on_death)) as work:
                 while len(results) < len(jobs):
                     if interrupts.asked:
                         raise Stopped(interrupts.asked)

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from dograph.compare.arms import Ask, parse_methods, parse_seeds
 from dograph.config import RUN_PRESETS, RunConfig, merge, parse_config, parse_override
 from dograph.data.corpus import MANIFEST
-from dograph.errors import ConfigError, CorpusError, did_you_mean
+from dograph.errors import ConfigError, CorpusError, did_you_mean, require_known
 from dograph.models.presets import PRESETS
 from dograph.plan.lab import default_proxy
 from dograph.reproduce.paper import DOWNSTREAM, NUM_DOMAINS, OBJECTIVES
@@ -154,11 +154,8 @@ ARTEFACTS: dict[str, Artefact] = {
 
 
 def find_artefact(name: str) -> Artefact:
-    if name not in ARTEFACTS:
-        raise ConfigError(
-            f'there is no table or figure "{name}" (`dograph reproduce` lists them); '
-            f"{did_you_mean(name, ARTEFACTS)}"
-        )
+    what = f'there is no table or figure "{name}" (`dograph reproduce` lists them)'
+    require_known(name, ARTEFACTS, what)
     return ARTEFACTS[name]
 
 

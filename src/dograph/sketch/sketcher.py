@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dograph.choices import CUTTING, MODES, Kind, Mode, mode_conflicts
 from dograph.config import DEFAULT_DIM, Refresh
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError, require_known
 from dograph.sketch import gradients
 from dograph.sketch.check import CheckedRecord, reached_parameters
 from dograph.sketch.cover import LayerRule, blocks_of, cover, last_linear, output_layer
@@ -72,8 +72,7 @@ class Sketcher:
         with the model's own backward. `group_of` names the part of the sketch that a layer
         contributes to, for analyses.
         """
-        if mode not in MODES:
-            raise ConfigError(f"mode={mode!r} is not known; {did_you_mean(mode, MODES)}")
+        require_known(mode, MODES, f"mode={mode!r} is not known")
         if check not in get_args(Check):
             raise ConfigError(f"check={check!r}: give {', '.join(get_args(Check))}")
         self.wrapper, self.model = model, gradients.unwrapped(model)

@@ -23,7 +23,7 @@ def corpus(tmp_path_factory):
 def open_lab(corpus, folder, pool=None, steps=2):
     target = config_of(corpus.directory, steps=100)
     proxy = config_of(corpus.directory, steps=steps)
-    return ProxyLab(target, proxy, corpus=corpus, folder=folder, pool=pool or Here())
+    return ProxyLab(target, proxy, folder=folder, pool=pool or Here())
 
 
 def test_facts_are_those_of_the_target(corpus, tmp_path):
@@ -61,7 +61,7 @@ def test_a_wrong_proxy_is_named_before_any_is_made(corpus, tmp_path):
 def test_another_corpus_is_refused(corpus, tmp_path):
     target, other = config_of(corpus.directory), config_of(tmp_path)
     with pytest.raises(ConfigError, match="run's own corpus"):
-        ProxyLab(target, other, corpus=corpus, folder=tmp_path, pool=Here())
+        ProxyLab(target, other, folder=tmp_path, pool=Here())
     with pytest.raises(ConfigError, match=r"data\.corpus"):
         open_lab(corpus, tmp_path).resolve(Proxy("p", ALPHA, 0, {"data": {"corpus": "x"}}))
 
@@ -116,7 +116,7 @@ def test_cost_is_told_beside_the_targets(corpus, tmp_path):
     # proxy-1m is larger than these, so it is not named; than gpt2-proxy it is smaller
     assert lab.describe(many).endswith("1.1 x those of the run that the plan is for")
     large = config_of(corpus.directory, steps=5, model={"preset": "gpt2-proxy"})
-    lab = ProxyLab(lab.target, large, corpus=corpus, folder=tmp_path, pool=Here())
+    lab = ProxyLab(lab.target, large, folder=tmp_path, pool=Here())
     told = lab.describe(lab.survey([Proxy("a", ALPHA, 0)]))
     assert told.endswith(
         "x those of the run that the plan is for; cheaper: --proxy model.preset=proxy-1m"
