@@ -17,13 +17,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dograph.bench.arms import Arm, BenchOptions, open_model
-from dograph.models.build import PAD_TO
+from dograph.bench.arms import Arm, BenchOptions
+from dograph.models.build import PAD_TO, build_model
+from dograph.models.loss import PerSampleLoss
 from dograph.models.presets import PRESETS, Shape
 from dograph.train.step import Lap, Stopwatch, build_optimizer
 from dograph.types import Batch
 
 Batches = Callable[[int], Batch]  # by step
+
+
+def open_model(options: BenchOptions, device: torch.device) -> PerSampleLoss:
+    """The model of every arm, with the same weights in each."""
+    with device:  # initialise on the device: a CPU takes long for a large model
+        run, sizes = options.run, {"vocab_size": options.vocab_size}
+        sizes |= {"seq_len": run.data.seq_len, "seed": run.seed}
+        model = build_model(run.model.preset or "", dropout=0.0, **sizes).to(device)
+    return model.train()
 
 
 def open_hand(

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.hand import Batches, open_hand
-from dograph.bench.arms import Arm, BenchOptions, open_model, resolve_options
+from benchmarks.hand import Batches, open_hand, open_model
+from dograph.bench.arms import Arm, BenchOptions, resolve_options
 from dograph.bench.session import Session, arm_table, footnotes, held_bytes, release, spread
 from dograph.cli.console import open_console, split_settings
 from dograph.config import resolve_config

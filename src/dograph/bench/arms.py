@@ -22,7 +22,6 @@ from dograph.data.pipeline import prepare
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.dograph import DoGraph
 from dograph.mixers.registry import build_mixer, require_compatible
-from dograph.models.build import build_model
 from dograph.models.loss import PerSampleLoss
 from dograph.models.presets import PRESETS
 from dograph.rng import stream
@@ -212,15 +211,6 @@ class Arm:
         if self.trainer is not None and self.loader is not None:
             self.loader.close()
             self.trainer.files.close()
-
-
-def open_model(options: BenchOptions, device: torch.device) -> PerSampleLoss:
-    """The model of every arm, with the same weights in each."""
-    with device:  # initialise on the device: a CPU takes long for a large model
-        run, sizes = options.run, {"vocab_size": options.vocab_size}
-        sizes |= {"seq_len": run.data.seq_len, "seed": run.seed}
-        model = build_model(run.model.preset or "", dropout=0.0, **sizes).to(device)
-    return model.train()
 
 
 def open_arm(

@@ -26,6 +26,7 @@ from dograph.bench.arms import Arm, BenchOptions
 from dograph.eval.recorded import number_table
 from dograph.sketch.gradients import multiplied
 from dograph.stats import median_estimate, median_record
+from dograph.train.assembly import open_shape
 from dograph.train.distributed import describe_environment, keep_freed_memory
 from dograph.train.forecast import Work, count_flops, extra_work
 from dograph.train.step import Lap, Stopwatch, milliseconds
@@ -238,20 +239,18 @@ class Session:
         )
         if self.device.type == "cpu":
             keep_freed_memory()  # as a run does
-        model = arms.open_model(options, torch.device("meta"))
-        batch = options.run.batches.largest
-        flops = count_flops(model, batch, options.run.data.seq_len)
-        self.findings = {
-            "complete": False,
-            "environment": describe_environment(),
-            "device": self.machine,
-            "options": options.to_json(),
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "flops_per_step": flops.step,
-            "arms": {},
-        }
         with TemporaryDirectory(prefix="dograph-bench-") as folder:
-            corpus = arms.open_corpus(options, Path(folder))
+            corpus, run = arms.open_corpus(options, Path(folder)), options.run
+            model = open_shape(run, corpus)
+            self.findings = {
+                "complete": False,
+                "environment": describe_environment(),
+                "device": self.machine,
+                "options": options.to_json(),
+                "parameters": sum(p.numel() for p in model.parameters()),
+                "flops_per_step": count_flops(model, run.batches.largest, run.data.seq_len).step,
+                "arms": {},
+            }
             self.say(f"batches: {options.corpus or 'random tokens, no data.corpus is prepared'}")
             for name in ("plain", *options.modes):
                 mode = None if name == "plain" else name

@@ -7,10 +7,9 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import typer
 from packaging.requirements import Requirement
@@ -22,23 +21,16 @@ from dograph.processes import machine_memory
 
 MIN_MEMORY_GIB, MIN_DISK_GIB, GIB = 4, 5, 1 << 30
 Part = Literal["core", "extra", "machine"]
-# What each part shows of a check that failed.
+# What each part shows of a check that failed. Extras may be absent, and the machine have limits.
 FAILED = {"core": "[red]missing[/]", "extra": "[dim]absent[/]", "machine": "[yellow]note[/]"}
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     part: Part
     name: str
-    status: Literal["ok", "missing", "warn"]
+    ok: bool
     detail: str
-    remedy: str = ""  # what to do about it; a command to copy where there is one
-
-
-def check(part: Part, name: str, ok: bool, detail: str, remedy: str) -> Finding:
-    """A finding whose remedy is shown only if the check failed."""
-    failed: Literal["missing", "warn"] = "warn" if part == "machine" else "missing"
-    return Finding(part, name, "ok" if ok else failed, detail, "" if ok else remedy)
+    remedy: str  # what to do if it is not ok; a command to copy where there is one
 
 
 def doctor() -> None:
@@ -54,12 +46,11 @@ def doctor() -> None:
     findings, table = examine(), Table("", "", "found", "what to do")
     for part, failed in FAILED.items():
         for finding in (finding for finding in findings if finding.part == part):
-            mark = "[green]ok[/]" if finding.status == "ok" else failed
-            table.add_row(finding.name, mark, escape(finding.detail), escape(finding.remedy))
+            mark, remedy = ("[green]ok[/]", "") if finding.ok else (failed, finding.remedy)
+            table.add_row(finding.name, mark, escape(finding.detail), escape(remedy))
         table.add_section()
     open_console().print(table)
-    # Extras may be absent, and the machine may have limits.
-    if any(finding.status != "ok" for finding in findings if finding.part == "core"):
+    if not all(finding.ok for finding in findings if finding.part == "core"):
         raise typer.Exit(1)
 
 
@@ -69,7 +60,8 @@ def examine() -> list[Finding]:
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library that does not load
-        return [*findings, check("core", "torch import", False, str(error), "pip install 'torch'")]
+        failed = Finding("core", "torch import", False, str(error), "pip install 'torch'")
+        return [*findings, failed]
     return [*findings, *_devices(torch)]
 
 
@@ -79,9 +71,9 @@ def _packages() -> Iterator[Finding]:
     about: Any = importlib.metadata.metadata("dograph") if version else {}
     needed = SpecifierSet(about.get("Requires-Python") or ">=3.11")
     detail = f"{python} (needs {needed}), {sys.executable}"
-    yield check("core", "Python", python in needed, detail, f"install Python {needed}")
+    yield Finding("core", "Python", python in needed, detail, f"install Python {needed}")
     detail = version or "runs from its files, but is not installed"
-    yield check("core", "dograph", version is not None, detail, "pip install -e .")
+    yield Finding("core", "dograph", version is not None, detail, "pip install -e .")
     lines = (importlib.metadata.requires("dograph") or []) if version is not None else []
     names = about.get_all("Provides-Extra", []) if version is not None else []
     # By extra: problem, and name with version.
@@ -94,7 +86,8 @@ def _packages() -> Iterator[Finding]:
             problem = f"{name} {version} is not {needs.specifier}"
         if needs.marker is None:
             detail = problem or f"{version} (needs {needs.specifier})"
-            yield check("core", name, not problem, detail, f"pip install '{name}{needs.specifier}'")
+            remedy = f"pip install '{name}{needs.specifier}'"
+            yield Finding("core", name, not problem, detail, remedy)
             continue
         for extra, own in extras.items():
             if needs.marker.evaluate({"extra": extra}):
@@ -102,7 +95,7 @@ def _packages() -> Iterator[Finding]:
     for extra, own in extras.items():
         problems = [problem for problem, _ in own if problem]
         detail = "; ".join(problems) or ", ".join(version for _, version in own)
-        yield check("extra", extra, not problems, detail, f"pip install 'dograph[{extra}]'")
+        yield Finding("extra", extra, not problems, detail, f"pip install 'dograph[{extra}]'")
 
 
 def _version(distribution: str) -> str | None:
@@ -116,11 +109,11 @@ def _memory_and_disk() -> Iterator[Finding]:
     total = machine_memory()
     ok, detail = total >= MIN_MEMORY_GIB * GIB, f"{total / GIB:.1f} GiB"
     remedy = "lower train.micro_batch_size, or choose a smaller model"
-    yield check("machine", "memory", ok, detail, remedy)
+    yield Finding("machine", "memory", ok, detail, remedy)
     free = shutil.disk_usage(Path.cwd()).free
     detail = f"{free / GIB:.1f} GiB free in the working directory"
     remedy = "a corpus and its runs may need more; work in another directory"
-    yield check("machine", "disk", free >= MIN_DISK_GIB * GIB, detail, remedy)
+    yield Finding("machine", "disk", free >= MIN_DISK_GIB * GIB, detail, remedy)
 
 
 def _devices(torch: ModuleType) -> Iterator[Finding]:
@@ -129,7 +122,7 @@ def _devices(torch: ModuleType) -> Iterator[Finding]:
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else cores
     threads = torch.get_num_threads()
     detail = f"{cores} cores, {usable} usable, torch uses {threads} threads"
-    yield check("machine", "CPU", threads <= usable, detail, f"export OMP_NUM_THREADS={usable}")
+    yield Finding("machine", "CPU", threads <= usable, detail, f"export OMP_NUM_THREADS={usable}")
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             gpu = torch.cuda.get_device_properties(index)
@@ -137,21 +130,21 @@ def _devices(torch: ModuleType) -> Iterator[Finding]:
             detail = f"{gpu.name}, {gpu.total_memory / GIB:.1f} GiB, "
             detail += f"bfloat16 {'yes' if has_bf16 else 'no'}"
             remedy = "train with train.dtype=float32"
-            yield check("machine", f"GPU {index}", has_bf16, detail, remedy)
+            yield Finding("machine", f"GPU {index}", has_bf16, detail, remedy)
     elif torch.backends.mps.is_available():
-        yield check("machine", "GPU", True, "Apple GPU through Metal", "")
+        yield Finding("machine", "GPU", True, "Apple GPU through Metal", "")
     elif shutil.which("nvidia-smi"):
         detail = f"torch {torch.__version__} does not see the NVIDIA GPU of this machine"
         remedy = "install a build of torch for your CUDA driver: https://pytorch.org/get-started"
-        yield check("machine", "GPU", False, detail, remedy)
+        yield Finding("machine", "GPU", False, detail, remedy)
     else:
-        yield check("machine", "GPU", False, "none: runs use the CPU", "")
+        yield Finding("machine", "GPU", False, "none: runs use the CPU", "")
     has = torch.distributed
     known = ("gloo", "nccl") if has.is_available() else ()
     backends = [name for name in known if has.is_backend_available(name)]
     wanted, detail = "nccl" if torch.cuda.is_available() else "gloo", ", ".join(backends)
     remedy = f"this build of torch lacks {wanted}: it trains on one device only"
-    yield check("machine", "distributed", wanted in backends, detail or "no backend", remedy)
+    yield Finding("machine", "distributed", wanted in backends, detail or "no backend", remedy)
     names = [os.environ.get("CXX", ""), "c++", "g++", "clang++", "cl"]
     compiler = next(filter(None, map(shutil.which, names)), None)
     has_headers = (Path(sysconfig.get_path("include")) / "Python.h").is_file()
@@ -159,8 +152,8 @@ def _devices(torch: ModuleType) -> Iterator[Finding]:
     lacking = [name for name, found in parts.items() if not found]
     detail = f"lacks {' and '.join(lacking)}" if lacking else f"{compiler}, Python's C headers"
     remedy = "install them with your system's packages (g++, python3-dev)"
-    yield check("machine", "torch.compile", not lacking, detail, remedy)
+    yield Finding("machine", "torch.compile", not lacking, detail, remedy)
     if torch.cuda.is_available():
         version = _version("triton")
         detail = version or "not installed: weights take milliseconds to compute"
-        yield check("machine", "Triton", version is not None, detail, "pip install triton")
+        yield Finding("machine", "Triton", version is not None, detail, "pip install triton")

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dograph.errors import ConfigError, require
 from dograph.eval.tasks import Documents, Item, Row, Task
@@ -42,13 +43,13 @@ class PromptEncoder:
         """
         named = tokenizer.get_vocab().get(END_OF_TEXT)
         known = (tokenizer.bos_token_id, tokenizer.eos_token_id, end_of_text, named)
-        if all(prefix is None for prefix in known):
+        prefix_id: int | None = next((prefix for prefix in known if prefix is not None), None)
+        if prefix_id is None:
             raise ConfigError(
                 "the tokenizer has no BOS and no EOS token; set bos_token or eos_token in the "
                 "model folder's tokenizer_config.json"
             )
-        self.tokenizer = tokenizer
-        self.prefix_id: int = next(prefix for prefix in known if prefix is not None)
+        self.tokenizer, self.prefix_id = tokenizer, prefix_id
 
     def encode(self, text: str, **options: bool) -> list[int]:
         if not options and text.startswith(self.tokenizer.decode(self.prefix_id)):
@@ -129,19 +130,16 @@ class Scorer:
 
     def _batch(self, texts: list[ScoredText]) -> list[Likelihood]:
         """Padded on the right: attention is causal, so padding cannot change what precedes it."""
-        device, width = self.model.model.device, max(len(text.ids) for text in texts) - 1
-        token_BT = torch.zeros(len(texts), width, dtype=torch.long)
-        is_scored_BT = torch.zeros(len(texts), width, dtype=torch.bool)
-        targets: list[int] = []
-        for b, text in enumerate(texts):
-            num_inputs = len(text.ids) - 1
-            token_BT[b, :num_inputs] = torch.tensor(text.ids[:-1])
-            is_scored_BT[b, num_inputs - text.scored : num_inputs] = True
-            targets += text.ids[-text.scored :]
-        target_N = torch.tensor(targets, device=device)
+        device, sizes = self.model.model.device, [text.scored for text in texts]
+        token_BT = pad_sequence([torch.tensor(text.ids) for text in texts], batch_first=True)
+        end_B1 = torch.tensor([len(text.ids) for text in texts])[:, None]
+        start_B1, place_T = end_B1 - torch.tensor(sizes)[:, None], torch.arange(token_BT.shape[1])
+        is_scored_BT = (start_B1 <= place_T) & (place_T < end_B1)
+        target_N = token_BT[is_scored_BT].to(device)
         # Logits of scored tokens only: those of every token would be the largest tensor by far.
-        scored = tuple(place_N.to(device) for place_N in is_scored_BT.nonzero(as_tuple=True))
-        inputs = {"input_ids": token_BT.to(device), "use_cache": False}
+        places = is_scored_BT[:, 1:].nonzero(as_tuple=True)  # of the inputs that predict them
+        scored = tuple(place_N.to(device) for place_N in places)
+        inputs = {"input_ids": token_BT[:, :-1].to(device), "use_cache": False}
         if self.model.has_plain_head:
             last_BTD = self.model.model.base_model(**inputs).last_hidden_state
             logits_NV: Tensor = self.model.head.layer(last_BTD[scored])
@@ -151,7 +149,6 @@ class Scorer:
             logits_NV = logits_NV.float()
         nats_N = -F.cross_entropy(logits_NV, target_N, reduction="none").double()
         hit_N = logits_NV.argmax(dim=-1) == target_N
-        sizes = [text.scored for text in texts]
         parts = zip(nats_N.cpu().split(sizes), hit_N.cpu().split(sizes), strict=True)
         return [Likelihood(float(nats_n.sum()), bool(hit_n.all())) for nats_n, hit_n in parts]
 

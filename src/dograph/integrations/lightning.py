@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -27,10 +27,8 @@ from dograph.mixers.base import Mixer
 from dograph.sketch.sketcher import Sketcher
 from dograph.types import Signals
 
-KEY = "dograph_mixer"  # of the mixer's state among those of a checkpoint's callbacks
 STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 PRECISIONS = ("32-true", "64-true", "bf16-true", "bf16-mixed")
-EVENTS = ("on_train_start", "on_train_batch_end", "on_exception", "on_fit_end")
 
 
 def attach(
@@ -52,21 +50,20 @@ def attach(
 
     The mixer's state is saved in every checkpoint and restored by `fit(ckpt_path=...)`.
     """
-    callback = type("MixerCallback", (_callback_class(trainer),), {"state_key": KEY})()
-    if any(other.state_key == KEY for other in trainer.callbacks):
+    kind: Any = type("MixerCallback", (LightningMixer, _callback_class(trainer)), {})
+    if any(other.state_key == kind.state_key for other in trainer.callbacks):
         raise ConfigError("the Trainer has a mixer attached already; create a new Trainer")
     require_mixer(mixer, sources)
     _require_trainer(trainer)
     options |= {"mode": mode, "refresh": mixer.refresh(None)}
-    attached = LightningMixer(mixer, model, tokens, sources, options)
-    for name in (*EVENTS, "state_dict", "load_state_dict"):
-        setattr(callback, name, getattr(attached, name))
-    trainer.callbacks.append(callback)
+    trainer.callbacks.append(kind(mixer, model, tokens, sources, options))
 
 
-@dataclass
+@dataclass(eq=False)
 class LightningMixer:
-    """The methods that replace the LightningModule's own, and the callback's."""
+    """A callback, with the methods that replace the LightningModule's own."""
+
+    state_key: ClassVar[str] = "dograph_mixer"  # among the states of a checkpoint's callbacks
 
     mixer: Mixer
     model: nn.Module

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from benchmarks.hand import HandModel, copy_weights, open_hand
+from benchmarks.hand import HandModel, copy_weights, open_hand, open_model
 
 from bench_batches import batches_of
-from dograph.bench.arms import open_model, resolve_options
+from dograph.bench.arms import resolve_options
 from dograph.models.presets import PRESETS
 
 CPU = torch.device("cpu")
