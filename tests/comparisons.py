@@ -7,7 +7,7 @@ from rich.console import Console
 from dograph.compare.arms import Ask, parse_methods
 from dograph.compare.findings import Findings
 from dograph.compare.session import run_compare
-from dograph.compare.tables import tables
+from dograph.compare.tables import equal_time_table, tables
 from dograph.config import parse_config
 from dograph.files import plain
 from dograph.plan.lab import default_proxy
@@ -57,7 +57,8 @@ def run_of(place, out, cell):
 
 
 def printed(findings):
+    found = Findings.of_json(findings)
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    for table in tables(Findings.of_json(findings)):
+    for table in filter(None, (equal_time_table(found), *tables(found))):
         console.print(table)
     return console.export_text()

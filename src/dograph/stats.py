@@ -136,12 +136,32 @@ def mean_estimate(value_N: Sequence[float] | np.ndarray, family: int = 1) -> Est
     if np.all(value_N == value_N[0]):
         same = Interval(float(value_N[0]), float(value_N[0]))
         return Estimate(mean, same, num, same, 1.0 if value_N[0] == 0 else 0.0)
+    error = float(value_N.std(ddof=1)) / math.sqrt(num)
+    return t_estimate(mean, error, num - 1, num, family)
+
+
+def t_estimate(value: float, error: float, freedom: float, num: int, family: int) -> Estimate:
+    """Of `num` values, with the t distribution's intervals and p for this standard error."""
     from scipy.special import stdtr
 
-    error = float(value_N.std(ddof=1)) / math.sqrt(num)
-    own, at_once = (t_interval(mean, error, num - 1, ALPHA / n) for n in (1, max(family, 1)))
-    p_value = 2 * float(stdtr(num - 1, -abs(mean) / error))
-    return Estimate(mean, own, num, at_once, p_value)
+    own, at_once = (t_interval(value, error, freedom, ALPHA / n) for n in (1, max(family, 1)))
+    return Estimate(value, own, num, at_once, 2 * float(stdtr(freedom, -abs(value) / error)))
+
+
+def with_shared_error(
+    value_N: Sequence[float], other: float, freedom: float, family: int
+) -> Estimate:
+    """The mean of values that all contain one and the same error, besides their own.
+
+    `other` is its standard error, with its degrees of freedom. The variances of the mean and of the
+    shared error are added; the smaller of the two degrees of freedom makes the interval wide enough
+    whichever error is the larger one.
+    """
+    mean = mean_estimate(value_N, family)
+    if mean.interval is None or other == 0:
+        return mean
+    error = math.hypot(statistics.stdev(value_N) / math.sqrt(mean.num), other)
+    return t_estimate(mean.value, error, min(mean.num - 1, freedom), mean.num, family)
 
 
 def paired_difference(

@@ -46,7 +46,7 @@ class BenchOptions:
     modes: tuple[str, ...]
     vocab_size: int
     corpus: str | None = None  # None: random tokens
-    steps: int | None = None  # timed in a run; None: as many as `run_steps` says
+    steps: int | None = None  # timed in a run; None: as many as `segments` says
 
     def __post_init__(self) -> None:
         model, top_blocks = self.run.model.preset or "", self.run.sketch.top_blocks
@@ -77,12 +77,6 @@ class BenchOptions:
     @property
     def warmup_steps(self) -> int:
         return WARMUP_STEPS.get(self.recipe, LEAST_WARMUP_STEPS)
-
-    def run_steps(self, seconds: float) -> int:
-        """Timed steps in a run: as many whole segments as hold those that were asked for."""
-        asked = self.steps or (RUN_STEPS if seconds < SLOW_STEP else SLOW_RUN_STEPS)
-        segment = SEGMENT_WRITES * self.run.log.every
-        return -(-asked // segment) * segment
 
     def config(self, mode: str | None) -> RunConfig:
         """The configuration of an arm: DoGraph in a sketch mode, or None for a plain step."""
@@ -213,15 +207,21 @@ class Arm:
             self.trainer.files.close()
 
 
-def open_arm(
-    options: BenchOptions, mode: str | None, corpus: Corpus, folder: Path, device: torch.device
-) -> Arm:
-    """A run that starts: plain (None) or in a mode of the sketch."""
-    config = options.config(mode)
+def segments(config: RunConfig, seconds: float, asked: int | None = None) -> tuple[int, int]:
+    """Timed steps in a run, in whole segments that hold those asked for, and a segment's steps.
+
+    `seconds` is what a step takes. If no number is asked for, a short run sets it.
+    """
+    segment = SEGMENT_WRITES * config.log.every
+    usual = SLOW_RUN_STEPS if seconds >= SLOW_STEP else RUN_STEPS
+    asked = asked or max(min(usual, config.train.steps), 2 * segment)
+    return -(-asked // segment) * segment, segment
+
+
+def open_arm(config: RunConfig, device: torch.device) -> Arm:
+    """A run that starts, to be trained a segment at a time."""
     if config.train.compile:
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)
-    data = config.data.model_copy(update={"corpus": str(corpus.directory)})
-    config = config.model_copy(update={"data": data, "run": str(folder / f"run-{mode}")})
     trainer = start_run(config, World(rank=0, size=1, device=device))
     trainer.files.open(0)
     loader = trainer.open_loader()

@@ -196,9 +196,11 @@ def run_segments(
             host_ms += queued if one is arm else []
         say(f"{(turn + 1) * length} of {steps} steps")
     own, other = spent.values()
-    ratio = median_record(median_estimate([a / b for a, b in zip(own, other, strict=True)]))
+    ratios = [a / b for a, b in zip(own, other, strict=True)]
+    ratio = median_record(median_estimate(ratios))
     return {
         "ratio": ratio | {"half_width": (ratio["high"] - ratio["low"]) / 2},
+        "ratios": ratios,
         "ms": statistics.median(own),
         "plain_ms": statistics.median(other),
         "host_ms": statistics.median(host_ms),
@@ -254,7 +256,11 @@ class Session:
             self.say(f"batches: {options.corpus or 'random tokens, no data.corpus is prepared'}")
             for name in ("plain", *options.modes):
                 mode = None if name == "plain" else name
-                opened = partial(arms.open_arm, options, mode, corpus, Path(folder), self.device)
+                config = options.config(mode)
+                data = config.data.model_copy(update={"corpus": str(corpus.directory)})
+                run = str(Path(folder) / f"run-{name}")
+                config = config.model_copy(update={"data": data, "run": run})
+                opened = partial(arms.open_arm, config, self.device)
                 self.measure(name, partial(self.beside_plain, name, opened))
             for measure in others:
                 measure()
@@ -293,15 +299,12 @@ class Session:
             self.plain = arm
             return result | self.speed(result["row_ms"])
         warm = f"{name}: warm after {result['warmup_seconds']:.1f} s"
-        steps, turns = options.run_steps(result["row_ms"] / 1e3), min(options.steps or TURNS, TURNS)
+        turns = min(options.steps or TURNS, TURNS)
         if arm.trainer is not None:
-            self.say(f"{warm}; {steps} steps of a run, in segments with plain")
+            sizes = arms.segments(options.run, result["row_ms"] / 1e3, options.steps)
+            self.say(f"{warm}; {sizes[0]} steps of a run, in segments with plain")
             result["run"] = run_segments(
-                arm,
-                self.plain,
-                steps,
-                arms.SEGMENT_WRITES * options.run.log.every,
-                lambda at: self.say(f"{name}: {at}"),
+                arm, self.plain, *sizes, lambda at: self.say(f"{name}: {at}")
             )
         self.say(f"{name}: {turns} turns with plain")
         take_turns(arm, self.plain, turns, self.watch)

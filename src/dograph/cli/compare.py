@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from dograph.plan.pool import Pool
 
 
+MATCH = ("--match", "--budget")
+
+
 def compare(
     settings: list[str] | None = argument(None, "the run, as in `dograph train`", console.CONFIG),
     mixers: str = option(
@@ -23,7 +26,17 @@ def compare(
     seeds: str = option("5", console.SEEDS),
     out: Path = option(Path("compare/demo"), "folder of the comparison"),
     baseline: str = option("natural", "the method that the others are compared with"),
-    budget: Literal["tokens", "compute"] = option("tokens", "equal tokens, or equal FLOPs in all"),
+    budget: Literal["tokens", "compute", "time"] = option(
+        "tokens", "equal tokens, equal FLOPs in all, or equal tokens and equal time", *MATCH
+    ),
+    rates: str | None = option(
+        None, "learning rates, as in 5e-4,1e-3: each method gets its own best one; needs --tune"
+    ),
+    tune: list[str] | None = option(
+        None,
+        "settings of the runs that choose it, its seed among them; may be repeated",
+        metavar="NAME=VALUE",
+    ),
     replan: bool = option(False, "a plan for each seed, instead of one for all", "--replan"),
     proxy: list[str] | None = console.PROXY,
     workers: int | None = console.WORKERS,
@@ -38,7 +51,8 @@ def compare(
     dograph compare --mixers uniform,dograph --seeds 5 --out compare/two
     dograph compare recipe.yaml train.steps=500 --dry-run
     dograph compare recipe.yaml --mixers 'dograph,paper=dograph\\[recipe=paper]'
-    dograph compare recipe.yaml --budget compute   equal FLOPs, including plans
+    dograph compare recipe.yaml --match compute    equal FLOPs, including plans
+    dograph compare recipe.yaml --match time --rates 5e-4,1e-3 --tune seed=100
     dograph compare recipe.yaml --proxy train.steps=400 --replan
 
     Runs with the same seed are a pair: the same initial weights and shuffles. From 5 seeds on
@@ -57,12 +71,12 @@ def compare(
 
 def _run(ask: "Ask", pool: "Pool") -> None:
     from dograph.compare.session import run_compare
-    from dograph.compare.tables import tables
+    from dograph.compare.tables import equal_time_table, tables
 
     out, shown = ask.out, console.open_console()
     with console.stoppable(f"finished cells are in {out}"), pool:
         findings = run_compare(ask, pool, say)
-    for table in tables(findings):
+    for table in filter(None, (equal_time_table(findings), *tables(findings))):
         shown.print(table)
     for note in findings.notes:
         shown.print(f"- {note}", markup=False, highlight=False)
@@ -76,7 +90,7 @@ def _run(ask: "Ask", pool: "Pool") -> None:
 
 def _ask(settings: list[str], proxy: list[str], given: dict[str, Any]) -> "Ask":
     """The comparison that the options describe; an embedded corpus is prepared."""
-    from dograph.compare.arms import Ask, parse_methods, parse_seeds
+    from dograph.compare.arms import Ask, parse_methods, parse_rates, parse_seeds
     from dograph.config import merge, parse_override, resolve_config
 
     config = resolve_config(*console.split_settings(settings))
@@ -89,8 +103,10 @@ def _ask(settings: list[str], proxy: list[str], given: dict[str, Any]) -> "Ask":
     from dograph.compare.session import without_unable
     from dograph.plan.lab import default_proxy
 
+    rates, tune = parse_rates(given["rates"] or "", given["tune"] or [], seeds)
     config = console.with_corpus(config, resolve=True)
     changes = merge({}, *map(parse_override, proxy))
     own = {"config": config, "methods": tuple(methods), "seeds": tuple(seeds)}
+    own |= {"rates": rates, "tune": tune}
     own |= {"proxy": default_proxy(config, changes) if planned else None}
     return without_unable(options_as(Ask, given, **own, command=console.command()), say)

@@ -11,8 +11,9 @@ all                              every method that can run with the settings
 """
 
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,9 +27,10 @@ from dograph.mixers.registry import MIXERS, build_mixer, mixer_class, require_mi
 from dograph.records import Skipped, read_record
 from dograph.renamed import with_new_settings
 
-Budget = Literal["tokens", "compute"]
+Budget = Literal["tokens", "compute", "time"]
 OWN = ("sketch", "optim")  # sections of the configuration that a method may set for itself
 ASK = "ask.json"
+LEAST_STEPS = 20  # of which 5 % is one
 MAX_SETTINGS = 8  # shown of a method or proxy that only one side has
 
 
@@ -116,6 +118,28 @@ def parse_seeds(text: str, first: int) -> list[int]:
     return seeds
 
 
+def parse_rates(
+    text: str, tune: Sequence[str], seeds: Sequence[int]
+) -> tuple[tuple[float, ...], dict[str, Any]]:
+    """Learning rates, and the settings of the runs that choose among them, on another seed."""
+    settings = merge({}, *map(parse_override, tune))
+    try:
+        rates = tuple(sorted({float(part) for part in text.split(",") if part.strip()}))
+    except ValueError:
+        rates = (-1.0,)
+    if not all(0 < rate < math.inf for rate in rates):
+        raise ConfigError(f'--rates="{text}": give learning rates above 0, such as 5e-4,1e-3')
+    if bool(rates) != bool(settings):
+        raise ConfigError("--rates and --tune go together: --rates 5e-4,1e-3 --tune seed=100")
+    if rates and (settings.get("seed") is None or settings["seed"] in seeds):
+        shown = ", ".join(map(str, seeds))
+        raise ConfigError(
+            f"--tune needs a seed that is not compared ({shown} are), as in --tune seed=100: on "
+            "the seed it was chosen on, a rate looks too good"
+        )
+    return rates, settings
+
+
 def _named(text: str, base: RunConfig) -> ComparedMethod:
     """`LABEL=NAME[OPTIONS]`; the bare name of the configuration's mixer keeps its options."""
     match = re.fullmatch(r"(?:([^=\[\]]+)=)?([^=\[\]]+)(?:\[(.*)\])?", text, re.DOTALL)
@@ -161,7 +185,16 @@ class Ask:
     replan: bool  # one plan per seed, instead of one for all seeds
     out: Path
     lab: Path
+    rates: tuple[float, ...] = ()  # learning rates: each method gets its own best one
+    tune: Mapping[str, Any] = field(default_factory=dict)  # settings of the runs that choose it
     command: str | None = None  # as the user typed it
+
+    def __post_init__(self) -> None:
+        if self.budget == "time" and (steps := self.config.train.steps) < LEAST_STEPS:
+            raise ConfigError(
+                f"train.steps={steps}: --match time also trains the baseline for 5 % more steps; "
+                f"give at least {LEAST_STEPS}"
+            )
 
     def record(self, corpus: Corpus) -> dict[str, Any]:
         """Everything that decides the numbers, as JSON values."""
@@ -180,6 +213,7 @@ class Ask:
             "budget": self.budget,
             "replan": self.replan,
             "proxy": None if self.proxy is None else numbers_of(self.proxy),
+            "rates": {"of": self.rates, "tune": self.tune} if self.rates else None,
         }
         return with_present_names(json.loads(json.dumps(record)))
 

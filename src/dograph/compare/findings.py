@@ -96,6 +96,35 @@ class Contrasts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EqualTime:
+    """A method beside the baseline, trained for as long as the method takes."""
+
+    ratio: Estimate  # time of a step over that of a step of the baseline
+    time: Number  # of the whole run with its plan, over that of a run of the baseline
+    differences: dict[str, Contrast]  # by summary; none beyond the longest run of the baseline
+    worth: float | None  # steps in which the baseline reaches the method's loss, over its own
+    most: float  # longest run of the baseline, over its own steps
+
+    @property
+    def worth_text(self) -> str:
+        """`1.07`, or at which end of the measured range it lies."""
+        if self.worth is None:
+            return "-"
+        sign = "<" if self.worth <= 1 else ">" if self.worth >= self.most else ""
+        return f"{sign}{self.worth:.3f}"
+
+
+@dataclass(frozen=True, slots=True)
+class TriedRate:
+    """A learning rate that was tried for a method, on the tuning seed."""
+
+    method: str
+    rate: float
+    loss: Number  # mean over sources; NaN: the run failed
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CellFindings:
     """One run; fields with a default are known only if it finished."""
 
@@ -137,6 +166,7 @@ class MethodFindings:
     epochs: dict[str, float] = field(default_factory=dict)
     most_epochs: MostEpochs | None = None
     differences: Contrasts | None = None  # None for the baseline
+    equal_time: EqualTime | None = None  # with --match time, for all but the baseline
 
     @property
     def proxies(self) -> int:
@@ -180,6 +210,8 @@ class Findings:
     cells: list[CellFindings]
     failures: dict[str, str]
     notes: list[str]
+    longer: list[CellFindings] = field(default_factory=list)  # runs of the baseline, for equal time
+    rates: list[TriedRate] = field(default_factory=list)
 
     @property
     def labels(self) -> list[str]:
@@ -290,7 +322,9 @@ def build_findings(
 ) -> Findings:
     """Results per cell, method and source; differences, intervals, costs, versions."""
     tokens, baseline = corpus.tokens_by_source(), ask.methods[0].label
-    rows = [_cell(own, results.get(own.label), failures.get(own.label), tokens) for own in cells]
+    rows = [
+        cell_findings(own, results.get(own.label), failures.get(own.label), tokens) for own in cells
+    ]
     runs: dict[str, dict[int, RunLosses]] = {method.label: {} for method in ask.methods}
     skipped = Skipped()
     for row in rows:
@@ -326,7 +360,7 @@ def build_findings(
     return replace(findings, notes=[*_notes(findings), *damaged])
 
 
-def _cell(
+def cell_findings(
     cell: Cell, result: Result | None, error: str | None, tokens: Mapping[str, int]
 ) -> CellFindings:
     known: dict[str, Any] = {}

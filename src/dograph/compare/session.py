@@ -3,6 +3,7 @@
 OUT/ask.json       the request; the same command continues it
 OUT/plans/         mixtures of the planned methods, and their cost
 OUT/cells/         one run directory per method and seed
+OUT/tuning/, OUT/prices.json   learning rates and time (dograph.compare.equal_time)
 OUT/compare.json   all findings
 """
 
@@ -10,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dograph.compare import equal_time
 from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell, Say, lay_out, make_plans
-from dograph.compare.findings import REPORT, Findings, build_findings
+from dograph.compare.findings import REPORT, Findings, TriedRate, build_findings, cell_findings
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, DographError
 from dograph.files import plain, write_json
@@ -33,8 +35,22 @@ def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) 
     """
     corpus = open_corpus(ask, say)
     ask.take_folder(corpus, shared=shares_folder)
-    cells = lay_out(ask, corpus, make_plans(ask, pool, say))
-    findings = build_findings(ask, corpus, cells, *train_cells(cells, corpus, pool))
+    plans, rates = make_plans(ask, pool, say), list[TriedRate]()
+    if ask.rates:
+        trials = equal_time.tuning_cells(ask, corpus, plans)
+        results, _ = train_cells([*trials.values()], corpus, pool)
+        ask, rates = equal_time.choose_rates(ask, trials, results)
+    cells = lay_out(ask, corpus, plans)
+    longer = equal_time.longer_cells(ask, cells)
+    prices = equal_time.measure_prices(ask, cells, say) if longer else {}
+    results, failures = train_cells([*cells, *longer], corpus, pool)
+    findings = replace(build_findings(ask, corpus, cells, results, failures), rates=rates)
+    if longer:
+        tokens = corpus.tokens_by_source()
+        found = [
+            cell_findings(c, results.get(c.label), failures.get(c.label), tokens) for c in longer
+        ]
+        findings = equal_time.with_equal_time(findings, found, prices)
     write_json(ask.out / REPORT, plain(findings))
     return findings
 
@@ -142,6 +158,13 @@ def forecast_lines(ask: Ask, corpus: Corpus, flag: str = "--mixers") -> Iterator
     methods, seeds = len(ask.methods), len(ask.seeds)
     listed = ", ".join(map(str, ask.seeds))
     yield f"{len(cells)} cells: {methods} methods x {seeds} seeds ({listed})"
+    more_cells = [*equal_time.longer_cells(ask, cells)]
+    if more_cells:
+        yield f"  {len(more_cells)} longer runs of {ask.methods[0].label}, for equal time"
+    if ask.rates:
+        trials = equal_time.tuning_cells(ask, corpus, {}).values()
+        more_cells += trials
+        yield f"  {len(trials)} runs to choose learning rates"
     more = " or more" if ask.budget == "compute" else ""
     number = f"{seeds} plans, each" if ask.replan else "one plan for all seeds"
     for cell in cells[:methods]:
@@ -151,7 +174,7 @@ def forecast_lines(ask: Ask, corpus: Corpus, flag: str = "--mixers") -> Iterator
             yield f"    {number}: {plans[cell.method]}"
     if plans:
         yield "  plans are estimated by their first proxies; later ones may depend on their results"
-    flops = sum(cell.flops for cell in cells)
+    flops = sum(cell.flops for cell in (*cells, *more_cells))
     seconds = flops / measure_speed(ask.config, corpus)
     yield (
         f"total: {flops:.3g} FLOPs without plans, about {duration(seconds)} of one worker here, "

@@ -41,7 +41,7 @@ class TextTable:
 
 def tables(findings: Findings) -> list[TextTable]:
     """What a terminal shows: losses, costs, and losses by source."""
-    budget = "training tokens" if findings.budget == "tokens" else "FLOPs"
+    budget = "FLOPs" if findings.budget == "compute" else "training tokens"
     title = f"validation loss in nats, mean of {len(findings.seeds)} seeds; equal {budget}"
     shown = [
         (title, LOSS_COLUMNS, _loss_cells),
@@ -60,6 +60,15 @@ def tables(findings: Findings) -> list[TextTable]:
     return made
 
 
+def equal_time_table(findings: Findings) -> TextTable | None:
+    """Every method at equal tokens and at equal time; None without --match time."""
+    if findings.budget != "time":
+        return None
+    title = f"{findings.baseline} and each method at equal time, mean loss in nats"
+    rows = [[_name(method), *_time_cells(method, findings)] for method in findings.methods]
+    return TextTable(title, ("method", *TIME_COLUMNS), rows, only_first_folds=True)
+
+
 def _name(method: MethodFindings) -> str:
     star = "*" if method.one_plan_for_all_seeds and len(method.cells) > 1 else ""
     fitted = "/".join(sorted({plan.surrogate for plan in method.plans if plan.surrogate}))
@@ -69,6 +78,15 @@ def _name(method: MethodFindings) -> str:
 
 
 LOSS_COLUMNS = ("mean", "difference [95 %]", "text [95 %]", "p", "claim", *METRICS[1:])
+TIME_COLUMNS = (
+    "lr",
+    "equal tokens",
+    "equal time [95 %]",
+    "p",
+    "claim",
+    "steps worth",
+    "time taken",
+)
 COSTS = ("needs", "proxies", "steps", "FLOPs", "plan", "time", "plan", "memory")
 COST_COLUMNS = (*COSTS, "most repeated source")
 
@@ -86,6 +104,22 @@ def _loss_cells(method: MethodFindings) -> list[str]:
         difference.claim if difference.is_claimed else "",
     ]
     return [mean, *shown, *others]
+
+
+def _time_cells(method: MethodFindings, findings: Findings) -> list[str]:
+    rates = [own.rate for own in findings.rates if own.method == method.label and own.chosen]
+    shown = ["".join(f"{rate:g}" for rate in rates)]
+    tokens = method.differences.mean if method.differences else None
+    shown.append(f"{tokens.mean:+.4f}" if tokens and tokens.seeds else "")
+    if (own := method.equal_time) is None:
+        return [*shown, *[""] * 5]
+    if (found := own.differences.get("mean")) is None:
+        shown += ["-", "", ""]
+    else:
+        p_holm = "" if found.p_holm is None else f"{found.p_holm:.3f}"
+        claim = found.claim if found.is_claimed else ""
+        shown += [found.estimate.text("+.4f"), p_holm, claim]
+    return [*shown, own.worth_text, f"{own.time:.3f}"]
 
 
 def _cost_cells(method: MethodFindings) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from dograph.compare.tables import tables
+from dograph.compare.tables import equal_time_table, tables
 from dograph.report.charts import (
     DotChart,
     DotRow,
@@ -307,7 +307,12 @@ def _compared(one: Comparison) -> list[PageItem]:
     every = [difference_chart(one, name) for name in METRICS]
     charts = [chart for chart in every if chart.rows]
     no_pairs = PageBlock("soft", "No pairs: no method shares a seed with the baseline.")
+    timed: list[PageItem] = []
+    if (at_time := equal_time_table(one.findings)) is not None:
+        timed = [heading("Equal time"), PageBlock("soft", at_time.title)]
+        timed.append(PageTable("equal time", at_time.columns, at_time.rows))
     return [
+        *timed,
         heading("Losses"),
         PageBlock("soft", f"{losses.title}. {METRICS_NOTE}"),
         PageTable("methods", losses.columns, losses.rows),

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from dograph.bench.arms import open_corpus, resolve_options
+from dograph.bench.arms import open_corpus, resolve_options, segments
 from dograph.errors import ConfigError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -66,9 +66,13 @@ def test_random_tokens_have_several_sources_and_stay_in_the_vocabulary(tmp_path)
 
 
 def test_slow_steps_are_timed_less_often_and_segments_are_whole():
-    assert (options().run_steps(0.4), options().run_steps(0.6)) == (200, 60)
-    assert options(steps=31).run_steps(0.4) == 40
-    assert options("log.every=25", steps=31).run_steps(0.6) == 50
+    run = options().run
+    assert (segments(run, 0.4), segments(run, 0.6)) == ((200, 20), (60, 20))
+    assert segments(run, 0.4, 31) == (40, 20)
+    assert segments(options("log.every=25").run, 0.6, 31) == (50, 50)
+    for steps, timed in ((30, 40), (90, 100), (999, 200)):  # at least two segments
+        train = run.train.model_copy(update={"steps": steps})
+        assert segments(run.model_copy(update={"train": train}), 0.4) == (timed, 20)
 
 
 def test_the_paper_draws_a_projection_every_step_and_safe_keeps_it():

@@ -1,0 +1,208 @@
+"""Equal time: interpolation, shared errors, learning rates, and a whole comparison."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats as reference
+
+from comparisons import ask, made, printed, run_of
+from dograph import stats
+from dograph.compare import equal_time
+from dograph.compare.arms import parse_rates
+from dograph.compare.equal_time import Curve, at_rate, choose_rates, tuning_cells
+from dograph.compare.findings import Findings
+from dograph.compare.session import forecast_lines, open_corpus
+from dograph.data.corpus import Corpus
+from dograph.errors import ConfigError, RunError
+from dograph.plan.jobs import Result
+from dograph.stats import Estimate, mean_estimate
+from lab_runs import Here
+
+LENGTHS = np.array([1.0, 1.05, 1.12])
+EXACT = Estimate(1.06, None, 1)
+
+
+def curve(a_N, b_N):
+    """Seeds whose losses are a - b log(length)."""
+    return Curve(LENGTHS, np.array(a_N)[:, None] - np.array(b_N)[:, None] * np.log(LENGTHS))
+
+
+def test_the_baseline_is_interpolated_at_the_methods_time():
+    own = np.array([4.9, 5.0])
+    found = curve([5.0, 5.2], [0.7, 0.6]).difference(own, 1.06, EXACT, 1)
+    expected = own - [5.0 - 0.7 * math.log(1.06), 5.2 - 0.6 * math.log(1.06)]
+    assert found.value == pytest.approx(expected.mean(), abs=1e-12)
+    assert found.interval.low == pytest.approx(mean_estimate(expected).interval.low, abs=1e-12)
+
+
+def test_a_bend_of_the_curve_is_followed():
+    bent = Curve(LENGTHS, np.array([[5.0, 4.9, 4.89]]))
+    between = math.log(1.08 / 1.05) / math.log(1.12 / 1.05)
+    found = bent.difference(np.array([4.8]), 1.08, EXACT, 1).value
+    assert found == pytest.approx(4.8 - (4.9 - 0.01 * between), abs=1e-12)
+
+
+def test_faster_than_the_baseline_counts_as_equally_fast_and_beyond_it_nothing_is_said():
+    line = curve([5.0, 5.1], [0.7, 0.7])
+    assert line.difference(np.array([4.9, 5.0]), 0.98, EXACT, 1).value == pytest.approx(-0.1)
+    assert line.difference(np.array([4.9, 5.0]), 1.13, EXACT, 1).num == 0
+
+
+def test_the_error_of_the_price_is_added():
+    prices = [1.05, 1.07, 1.06, 1.04]
+    a_N, own = [5.0, 5.2, 5.1], np.array([4.9, 5.05, 5.04])
+    found = curve(a_N, [0.7] * 3).difference(own, 1.055, mean_estimate(prices), 1)
+    difference = own - (np.array(a_N) - 0.7 * math.log(1.055))
+    of_seeds = difference.var(ddof=1) / 3
+    of_price = (0.7 / 1.055) ** 2 * np.var(prices, ddof=1) / 4
+    error = math.sqrt(of_seeds + of_price)
+    low, high = reference.t.interval(0.95, 2, difference.mean(), error)
+    assert (found.interval.low, found.interval.high) == pytest.approx((low, high), rel=1e-9)
+    p = 2 * reference.t.sf(abs(difference.mean()) / error, 2)
+    assert found.p_value == pytest.approx(p, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("spread", "least", "most"), [(0.0, 0.94, 0.96), (0.02, 0.95, 0.995)], ids=["exact", "noisy"]
+)
+def test_the_interval_holds_the_true_difference(spread, least, most):
+    """In 95 % if the price is exact; more, not less, if its error is as large as that of seeds."""
+    draw, inside, without, tables = np.random.default_rng(5), 0, 0, 3000
+    truth = -0.02 + 0.7 * math.log(1.06)
+    for _ in range(tables):
+        noise = draw.normal(0, 0.01, (5, 1))
+        losses = 5 + noise - 0.7 * np.log(LENGTHS) + draw.normal(0, 0.004, (5, 3))
+        own = 5 + noise[:, 0] - 0.02 + draw.normal(0, 0.004, 5)
+        price = mean_estimate(draw.normal(1.06, spread, 10))
+        line = Curve(LENGTHS, losses)
+        interval = line.difference(own, price.value, price, 1).interval
+        inside += interval.low <= truth <= interval.high
+        naive = line.difference(own, price.value, EXACT, 1).interval
+        without += naive.low <= truth <= naive.high
+    assert least < inside / tables < most
+    assert without / tables < (0.85 if spread else most)
+
+
+def test_a_shared_error_of_zero_changes_nothing():
+    values = [0.1, 0.3, 0.2]
+    assert stats.with_shared_error(values, 0.0, 3, 2) == mean_estimate(values, 2)
+
+
+def test_steps_that_the_weights_are_worth():
+    line = curve([5.0, 5.2], [0.7, 0.7])
+    assert line.length_of(5.1 - 0.7 * math.log(1.03)) == pytest.approx(1.03, abs=1e-4)
+    assert line.length_of(5.2) == pytest.approx(1.0)
+    assert line.length_of(4.0) == pytest.approx(1.12)
+    assert Curve(LENGTHS, np.array([[5.0, 5.01, 4.9]])).length_of(4.95) is None
+
+
+def test_rates_need_another_seed():
+    assert parse_rates("1e-3, 5e-4", ["seed=7"], [0, 1]) == ((5e-4, 1e-3), {"seed": 7})
+    assert parse_rates("", [], [0]) == ((), {})
+    for rates, tune in (
+        ("1e-3,x", ["seed=7"]),
+        ("0", ["seed=7"]),
+        ("1e-3", ["seed=0"]),
+        ("1e-3", ["train.steps=4"]),
+        ("1e-3", []),
+        ("", ["seed=7"]),
+    ):
+        with pytest.raises(ConfigError, match=r"--rates|--tune"):
+            parse_rates(rates, tune, [0])
+
+
+@pytest.fixture(scope="module")
+def asked(place):
+    asked = ask(place, "dograph[num_domains=2]", out="time")
+    train = asked.config.train.model_copy(update={"steps": 20})
+    config = asked.config.model_copy(update={"train": train})
+    own = {"config": config, "rates": (1e-4, 3e-3), "tune": {"seed": 9}}
+    return replace(asked, budget="time", **own)
+
+
+def result(loss):
+    cost = {"seconds": 1.0, "peak_bytes": 1, "epochs": {}, "steps": 1, "tokens": 1}
+    return Result({"a": loss, "b": loss}, [], {}, "", 1, **cost)
+
+
+def test_every_method_gets_its_own_best_rate(asked):
+    cells = tuning_cells(asked, open_corpus(asked), {})
+    label = "dograph-num_domains-2"
+    losses = {("natural", 1e-4): 5.0, ("natural", 3e-3): 4.9, (label, 1e-4): 4.7}
+    results = {cells[key].label: result(loss) for key, loss in losses.items()}
+    chosen, tried = choose_rates(asked, cells, results)
+    assert [method.own["optim"]["lr"] for method in chosen.methods] == [3e-3, 1e-4]
+    assert [(t.method, t.rate) for t in tried if t.chosen] == [("natural", 3e-3), (label, 1e-4)]
+    assert math.isnan(tried[-1].loss)
+    with pytest.raises(RunError, match="no run with a finite loss"):
+        choose_rates(asked, cells, {})
+    assert {cell.seed for cell in cells.values()} == {9}
+    assert all("tuning" in cell.config.run for cell in cells.values())
+
+
+def test_the_shape_of_the_schedule_is_kept(asked):
+    config = at_rate(asked.methods[0], 4e-3, asked.config).config(asked.config)
+    old, new = asked.config.optim, config.optim
+    assert new.lr == 4e-3
+    assert new.lr_end / new.lr == pytest.approx(old.lr_end / old.lr)
+    assert new.lr_start / new.lr == pytest.approx(old.lr_start / old.lr)
+
+
+def test_a_comparison_at_equal_time(place, asked, monkeypatch):
+    pool, said = Here(), []
+    found = made(asked, pool, said.append)
+    names = ["natural", "natural-x1.05", "natural-x1.12", "dograph-num_domains-2"]
+    assert {label.rpartition("-s")[0] for label in pool.made if "-lr" not in label} == set(names)
+    assert len([label for label in pool.made if "-lr" in label]) == 4
+    lengths = [run_of(place, "time", f"{name}-s0").config().train.steps for name in names]
+    assert lengths == [20, 21, 22, 20]
+    prices = json.loads((asked.out / "prices.json").read_text())
+    method = found["methods"][1]
+    assert list(prices) == [method["label"]]
+    at_time = method["equal_time"]
+    assert at_time["ratio"]["value"] == pytest.approx(np.mean(prices[method["label"]]))
+    assert not list(asked.out.glob(".prices*"))
+
+    beyond = {label: [1.05] * 3 + [1.051] for label in prices}
+    (asked.out / "prices.json").write_text(json.dumps(beyond))
+    monkeypatch.setattr(equal_time, "run_segments", None)  # a price is not measured again
+    pool = Here()
+    found = made(asked, pool)
+    assert pool.made == []
+    at_time = found["methods"][1]["equal_time"]
+    own, plain = (
+        [cell["summaries"]["mean"] for cell in cells if cell["method"] == name]
+        for cells, name in (
+            (found["cells"], method["label"]),
+            (found["longer"], "natural-x1.05"),
+        )
+    )
+    difference = at_time["differences"]["mean"]["mean"]
+    assert difference == pytest.approx(np.mean(own) - np.mean(plain), abs=1e-3)
+    text = printed(found)
+    assert "equal time [95 %]" in text
+    assert "no claim" not in text
+    assert f"{at_time['time']:.3f}" in text
+    assert any("equal time: natural also trained" in note for note in found["notes"])
+    lines = "\n".join(forecast_lines(asked, Corpus(asked.config.data.corpus)))
+    assert "4 longer runs of natural" in lines
+    assert "4 runs to choose learning rates" in lines
+
+
+def test_a_price_beyond_the_longest_run_makes_no_difference(asked):
+    values = json.loads((asked.out / "compare.json").read_text())
+    findings = replace(Findings.of_json(values), notes=[])
+    label = "dograph-num_domains-2"
+    found = equal_time.with_equal_time(findings, findings.longer, {label: [1.3, 1.31]})
+    assert found.methods[1].equal_time.differences == {}
+    assert "takes 1.3" in " ".join(found.notes)
+    missing = equal_time.with_equal_time(findings, findings.longer, {})
+    assert missing.methods[1].equal_time is None
+
+
+def test_too_few_steps_are_refused(place):
+    with pytest.raises(ConfigError, match="at least 20"):
+        ask(place, "uniform", out="few", budget="time")
