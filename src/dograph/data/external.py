@@ -13,17 +13,8 @@ from dograph.data import staging
 from dograph.data.corpus import DOCUMENT_DTYPE, Manifest, Split, StratumEntry, TokenizerEntry
 from dograph.data.encode import TOKENIZER_FILE, TokenizerFile, place_tokenizer, token_bytes
 from dograph.data.inputs import Input, PrepareOptions
-from dograph.data.staging import Recorded
+from dograph.data.staging import Recorded, pieces
 from dograph.errors import ConfigError, CorpusError
-
-BLOCK_TOKENS = 1 << 20
-
-
-def _blocks(value_N: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """A memory-mapped array piece by piece, each with the index of its first element."""
-    for first in range(0, len(value_N), BLOCK_TOKENS):
-        yield first, value_N[first : first + BLOCK_TOKENS]
-
 
 # Megatron's indexed datasets: tokens in NAME.bin, sequences and documents in NAME.idx.
 #
@@ -72,7 +63,7 @@ def open_megatron(path: Path) -> tuple[np.ndarray, Iterator[np.ndarray]]:
     ends = (
         np.where(block < sequences, offset_S[np.minimum(block, sequences - 1)], size)
         // dtype.itemsize
-        for _, block in _blocks(bound_D[1:])
+        for _, block in pieces(bound_D[1:])
     )
     return np.memmap(path, dtype, "r"), ends
 
@@ -82,11 +73,10 @@ def _check_index(
 ) -> int:
     """The size of the token file that an index describes; refuses gaps and overlaps."""
     size = 0  # where the next sequence should start
-    for first, block in _blocks(length_S):
-        lengths = block.astype(np.int64)
-        ends = size + np.cumsum(lengths) * itemsize
+    for first, block in pieces(length_S):
+        ends = size + np.cumsum(block, dtype=np.int64) * itemsize
         starts = np.concatenate([[size], ends[:-1]])
-        wrong = (lengths < 0) | (offset_S[first : first + BLOCK_TOKENS] != starts)
+        wrong = (block < 0) | (offset_S[first : first + len(block)] != starts)
         if wrong.any():
             raise CorpusError(
                 f"{index}: sequence {first + int(wrong.argmax())} does not follow the one before; "
@@ -94,7 +84,7 @@ def _check_index(
             )
         size = int(ends[-1])
     previous = 0
-    for _, block in _blocks(bound_D):
+    for _, block in pieces(bound_D):
         if (np.diff(block, prepend=previous) < 0).any() or int(block[-1]) > len(length_S):
             raise CorpusError(f"{index}: its document bounds are out of range or out of order")
         previous = int(block[-1])
@@ -136,7 +126,7 @@ def open_nanogpt(path: Path) -> tuple[np.ndarray, int]:
 def document_ends(token_N: np.ndarray, eot_id: int | None) -> Iterator[np.ndarray]:
     """One past each end-of-text token, and the end of the file."""
     last = 0
-    for first, block in _blocks(token_N):
+    for first, block in pieces(token_N):
         if eot_id is not None and len(end_D := first + np.flatnonzero(block == eot_id) + 1):
             last = int(end_D[-1])
             yield end_D
@@ -234,7 +224,7 @@ def _open(
     else:
         token_N, header_bytes = open_nanogpt(entry.path)
         if eot_id is None and token_N.dtype == np.uint16:
-            is_in = ((block == GPT2_EOT).any() for _, block in _blocks(token_N))
+            is_in = ((block == GPT2_EOT).any() for _, block in pieces(token_N))
             eot_id = guess = GPT2_EOT if any(is_in) else None
         blocks = document_ends(token_N, eot_id)
     with open(ends, "wb") as output:
@@ -261,7 +251,7 @@ def _index(
     """Write the documents of a part, read its tokens once: its entry, and the largest token id."""
 
     def documents() -> Iterator[np.ndarray]:
-        for first, end_D in _blocks(part.end_D):
+        for first, end_D in pieces(part.end_D):
             block = np.empty(len(end_D), DOCUMENT_DTYPE)
             block["end"] = end_D - part.start
             block["record"] = part.first + first + np.arange(len(end_D))
@@ -271,7 +261,7 @@ def _index(
     digest = sha256()
     largest = size = 0
     token_N = part.token_N[part.start : int(part.end_D[-1])]
-    for first, block in _blocks(token_N):
+    for first, block in pieces(token_N):
         low, high = int(block.min()), int(block.max())
         if low < 0 or (vocab_size is not None and high >= vocab_size):
             most = high if vocab_size is None else vocab_size - 1

@@ -84,7 +84,7 @@ def describe_domains(
         return {}
     strata = {own.entry.stratum: own for own in corpus.validation}
     length = run.config().data.seq_len
-    blocks = [Block(0, strata[row["stratum"]], int(row["row"]), length) for row in probe.rows]
+    blocks = [Block(strata[row["stratum"]], int(row["row"]), length) for row in probe.rows]
     sources, labels = [block.stratum.entry.source for block in blocks], probe.label_N.tolist()
     starts = [(block.stratum, block.index * length) for block in blocks]
     texts = [corpus.text(own, start, start + min(length, TOKENS)) for own, start in starts]

@@ -340,7 +340,8 @@ class Trainer:
             }
             # Not when the run stops early: its rows must equal those of an unstopped run.
             if is_due(done, self.config.log.every) or is_end(self.config, done):
-                totals["data/*/epochs"] = self.state.sampler.epochs(done)
+                drawn_S = self.state.sampler.drawn(done)
+                totals["data/*/epochs"] = self.state.sampler.epochs(drawn_S)
             rows[-1] |= metrics.rounded(totals)
         self.files.write_metrics(rows)
         self.write_weights()
