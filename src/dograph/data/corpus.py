@@ -258,11 +258,6 @@ class Corpus:
                 f"{self.directory / file} cannot be read as a tokenizer ({error}); {_WHOLE}"
             ) from error
 
-    def text(self, stratum: StratumTokens, start: int, end: int) -> str:
-        ids = stratum.token_N[start:end].tolist()
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
-        return text
-
 
 # A fixed selection of blocks, equally many per source, for probes and inspection. Nothing is
 # random: the same corpus and numbers give the same blocks.
@@ -290,9 +285,12 @@ class Block:
             "offset": offset,
         }
 
-    def text(self, corpus: Corpus) -> str:
+    def text(self, corpus: Corpus, most: int | None = None) -> str:
+        """Its text, or that of its first `most` tokens."""
         start = self.index * self.seq_len
-        return corpus.text(self.stratum, start, start + self.seq_len)
+        ids = self.stratum.token_N[start : start + self.seq_len][:most].tolist()
+        text: str = corpus.tokenizer.decode(ids, skip_special_tokens=False)
+        return text
 
 
 def blocks_by_source(corpus: Corpus, split: Split, seq_len: int) -> dict[str, int]:

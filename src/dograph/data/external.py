@@ -28,7 +28,7 @@ _DTYPES = {1: "uint8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 _UNUSABLE = {2: "int8", 6: "float64", 7: "float32"}
 
 
-def open_megatron(path: Path) -> tuple[np.ndarray, Iterator[np.ndarray]]:
+def open_megatron(path: Path) -> tuple[np.memmap, Iterator[np.ndarray]]:
     """The tokens of NAME.bin, memory-mapped, and where its documents end, in blocks."""
     index = path.with_suffix(".idx")
     with open(index, "rb") as file:
@@ -100,8 +100,8 @@ _HEADER_INTS = 256
 _FORMATS = {20240520: (1, "uint16"), 20240801: (7, "uint32")}  # magic number: version, dtype
 
 
-def open_nanogpt(path: Path) -> tuple[np.ndarray, int]:
-    """The tokens of a flat file, memory-mapped, and the size of its header in bytes."""
+def open_nanogpt(path: Path) -> np.memmap:
+    """The tokens of a flat file, memory-mapped after its header."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         header = np.fromfile(file, "<i4", _HEADER_INTS)
@@ -112,7 +112,7 @@ def open_nanogpt(path: Path) -> tuple[np.ndarray, int]:
                 f"{path} holds {size} bytes, which is not a whole number of uint16 tokens; "
                 "it is cut off, or another kind of file"
             )
-        return np.memmap(path, np.uint16, "r"), 0
+        return np.memmap(path, np.uint16, "r")
     num_tokens = int(header[2])
     needed = header.nbytes + num_tokens * np.dtype(dtype).itemsize
     if int(header[1]) != version or num_tokens < 1 or size != needed:
@@ -120,7 +120,7 @@ def open_nanogpt(path: Path) -> tuple[np.ndarray, int]:
             f"{path}: its header (version {int(header[1])}, {num_tokens} tokens) asks for version "
             f"{version} and {needed} bytes, found {size}; it is cut off or damaged"
         )
-    return np.memmap(path, dtype, "r", header.nbytes), header.nbytes
+    return np.memmap(path, dtype, "r", header.nbytes)
 
 
 def document_ends(token_N: np.ndarray, eot_id: int | None) -> Iterator[np.ndarray]:
@@ -140,9 +140,7 @@ class _Part(NamedTuple):
     input: int
     source: str
     split: Split
-    path: Path
-    header_bytes: int
-    token_N: np.ndarray  # all tokens of the file, memory-mapped
+    token_N: np.memmap  # all tokens of the file, which knows its name and header's size
     start: int  # its first token
     first: int  # number of its first document
     end_D: np.ndarray  # one past the last token of each of its documents, memory-mapped
@@ -218,11 +216,11 @@ def _open(
 ) -> tuple[list[_Part], int | None]:
     """The parts of a token file, their ends kept in `ends`, and a guess at its end-of-text id."""
     assert entry.path is not None
-    header_bytes, guess = 0, None
+    guess = None
     if entry.kind == "megatron":
         token_N, blocks = open_megatron(entry.path)
     else:
-        token_N, header_bytes = open_nanogpt(entry.path)
+        token_N = open_nanogpt(entry.path)
         if eot_id is None and token_N.dtype == np.uint16:
             is_in = ((block == GPT2_EOT).any() for _, block in pieces(token_N))
             eot_id = guess = GPT2_EOT if any(is_in) else None
@@ -236,12 +234,11 @@ def _open(
         # the first document that starts in the held-out share; at least the last document
         share = int(np.searchsorted(end_D, round(len(token_N) * (1 - held_out)))) + 1
         cut = min(share, len(end_D) - 1)
-    file = (entry.path, header_bytes, token_N)
     source = entry.source or ""
-    parts = [_Part(number, source, entry.split, *file, 0, 0, end_D[:cut])]
+    parts = [_Part(number, source, entry.split, token_N, 0, 0, end_D[:cut])]
     if cut < len(end_D):
         start = int(end_D[cut - 1])
-        parts.append(_Part(number, source, "validation", *file, start, cut, end_D[cut:]))
+        parts.append(_Part(number, source, "validation", token_N, start, cut, end_D[cut:]))
     return parts, guess
 
 
@@ -260,7 +257,7 @@ def _index(
 
     digest = sha256()
     largest = size = 0
-    token_N = part.token_N[part.start : int(part.end_D[-1])]
+    file, token_N = part.token_N.filename, part.token_N[part.start : int(part.end_D[-1])]
     for first, block in pieces(token_N):
         low, high = int(block.min()), int(block.max())
         if low < 0 or (vocab_size is not None and high >= vocab_size):
@@ -268,7 +265,7 @@ def _index(
             at = int(np.flatnonzero((block < 0) | (block > most))[0])
             limit = "" if vocab_size is None else f" and below the vocabulary size {vocab_size}"
             raise CorpusError(
-                f"{part.path}: token {part.start + first + at} is {int(block[at])}; ids must be at "
+                f"{file}: token {part.start + first + at} is {int(block[at])}; ids must be at "
                 f"least 0{limit}. Is it the right --tokenizer (or --vocab-size) for this file?"
             )
         largest = max(largest, high)
@@ -280,9 +277,9 @@ def _index(
     fields = {
         "source": part.source,
         "stratum": name,
-        "file": str(part.path.resolve()),
+        "file": str(file),
         "dtype": token_N.dtype.name,
-        "header_bytes": part.header_bytes,
+        "header_bytes": part.token_N.offset,
         "first_token": part.start,
         "tokens": len(token_N),
         "documents": len(part.end_D),

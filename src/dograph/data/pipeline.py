@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -154,8 +154,9 @@ class Preparation:
         encoder = encode.ChunkEncoder(options, inputs, journal.tokenizer)
         if options.toward:  # also after an interruption: it takes seconds, and is always the same
             self.report(PreparationProgress("reading trusted text"))
+            trusted = checked_texts(trusted_inputs(options), options)
             sample = (text.encode() for text in sample_texts(options, inputs))
-            encoder.scorer = TextScorer(trusted_texts(options), sample)
+            encoder.scorer = TextScorer((own.content for own in trusted if own.content), sample)
         self.journal = journal
         self._cut_files()
         chunks = read_chunks(inputs, journal.position, options)
@@ -258,8 +259,7 @@ def sample_texts(options: PrepareOptions, inputs: list[Input]) -> Iterator[str]:
     training = [entry for entry in inputs if entry.split == "train"]
     for entry in training:
         left = SAMPLE_BYTES // len(training)
-        chunks = read_chunks([entry], Position(), tolerant)
-        for text in chain.from_iterable(encode.Checker(c, entry, tolerant).texts() for c in chunks):
+        for text in checked_texts([entry], tolerant):
             if (
                 (only is None or text.source in only)
                 and encode.is_kept(text.content, options.keep, options.seed)
@@ -280,12 +280,10 @@ def trusted_inputs(options: PrepareOptions) -> list[Input]:
     return [replace(entry, source="trusted") for entry in inputs]
 
 
-def trusted_texts(options: PrepareOptions) -> Iterator[bytes]:
-    """The documents that --toward names."""
-    inputs = trusted_inputs(options)
+def checked_texts(inputs: list[Input], options: PrepareOptions) -> Iterator[encode.CheckedText]:
+    """All records of all inputs that pass the checks, in order."""
     for chunk in read_chunks(inputs, Position(), options):
-        checker = encode.Checker(chunk, inputs[chunk.input], options)
-        yield from (text.content for text in checker.texts() if text.content)
+        yield from encode.Checker(chunk, inputs[chunk.input], options).texts()
 
 
 def read_chunks(inputs: list[Input], start: Position, options: PrepareOptions) -> Iterator[Chunk]:

@@ -357,7 +357,7 @@ class Probes:
         if main:
             file, places = self.run.probe(step), [block.place() for block in self.blocks]
             label_N = torch.full((len(places),), -1) if located is None else located[0].cpu()
-            source_N = [self.sources.index(row["source"]) for row in places]
+            source_N = [self.sources.index(block.stratum.entry.source) for block in self.blocks]
             tensors = {
                 "sketch": sketch_NK.bfloat16().cpu(),
                 "source": torch.tensor(source_N, dtype=torch.int32),
