@@ -23,6 +23,14 @@ Model = TypeVar("Model", bound=BaseModel)
 _WHOLE = "prepare the corpus again, or copy the whole folder"
 
 
+def refuse_summary(source: str | None) -> None:
+    if source in SUMMARIES:
+        raise CorpusError(
+            f'a source is called "{source}", but metrics use the names {", ".join(SUMMARIES)} for '
+            "summaries over all sources; rename it with NAME=INPUT, or in its --source-field"
+        )
+
+
 class StratumEntry(BaseModel, extra="forbid", frozen=True):
     """One stratum of one split: consecutive tokens in a file. Without --strata, a whole source."""
 

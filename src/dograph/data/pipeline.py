@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from dograph.data import encode, formats, staging
-from dograph.data.corpus import MANIFEST, SUMMARIES, Manifest
+from dograph.data.corpus import MANIFEST, Manifest, refuse_summary
 from dograph.data.encode import TokenizerFile, find_tokenizer, place_tokenizer, train_bpe
 from dograph.data.external import prepare_external
 from dograph.data.formats import Bad, Chunk, Line, Position, RawRow
@@ -112,14 +112,6 @@ def prepare(options: PrepareOptions, report: Report = lambda _: None) -> Prepare
             ) from error
         name = f"{error.filename}: " if error.filename else ""
         raise CorpusError(f"{name}{error.strerror or error}") from error
-
-
-def refuse_summary(source: str | None) -> None:
-    if source in SUMMARIES:
-        raise CorpusError(
-            f'a source is called "{source}", but metrics use the names {", ".join(SUMMARIES)} for '
-            "summaries over all sources; rename it with NAME=INPUT, or in its --source-field"
-        )
 
 
 class Preparation:
