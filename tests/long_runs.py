@@ -207,7 +207,8 @@ def write_small_files(folder, corpus, steps):
             file.write(json.dumps(row | {"loss_nats": [3.0, 3.1, 3.2, 3.3]}) + "\n")
     blocks = even_blocks(Corpus(corpus), "validation", SEQ_LEN, 42)
     places = [block.place() for block in blocks]
-    rows = {"source": torch.tensor([block.source for block in blocks], dtype=torch.int32)}
+    source_N = [SOURCES.index(place["source"]) for place in places]
+    rows = {"source": torch.tensor(source_N, dtype=torch.int32)}
     rows |= {"label": torch.arange(len(blocks), dtype=torch.int32) % DOMAINS}
     rows |= {"loss": torch.ones(len(blocks))}
     (folder / "probes").mkdir()

@@ -125,7 +125,8 @@ def write_probes(run, corpus, at=(0, 30, 60), rows=12, num_domains=3):
     opened = Corpus(corpus)
     blocks = even_blocks(opened, "validation", SEQ_LEN, rows)
     places = [block.place() for block in blocks]
-    source_N = torch.tensor([block.source for block in blocks], dtype=torch.int32)
+    sources = [opened.sources.index(place["source"]) for place in places]
+    source_N = torch.tensor(sources, dtype=torch.int32)
     rng = torch.Generator().manual_seed(3)
     centre_SK = torch.randn(len(opened.sources), 20, generator=rng)
     noise_NK = torch.randn(len(blocks), 20, generator=rng)

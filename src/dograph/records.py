@@ -164,16 +164,15 @@ def unpacked(values: Mapping[str, Any]) -> dict[str, Any]:
         if value.__class__ is list and "/" in name:
             area, _, quantity = name.partition("/")
             row |= {f"{area}/{j}/{quantity}": one for j, one in enumerate(value)}
-            continue
-        if value.__class__ is dict and "*" in name:
+        elif value.__class__ is dict and "*" in name:
             row |= unpacked({name.replace("*", own, 1): one for own, one in value.items()})
-            continue
-        row[name] = value
-        if name.endswith("/loss_nats"):
-            row[f"{name.removesuffix('loss_nats')}ppl"] = math.exp(min(value, 700.0))
-        elif name in ("nodes", "edges") and value.__class__ is dict:
+        elif value.__class__ is dict and name in ("nodes", "edges"):
             fields = zip(*value.values(), strict=True)
             row[name] = [dict(zip(value, one, strict=True)) for one in fields]
+        else:
+            row[name] = value
+            if name.endswith("/loss_nats"):
+                row[f"{name.removesuffix('loss_nats')}ppl"] = math.exp(min(value, 700.0))
     return row
 
 

@@ -128,17 +128,9 @@ def composition(manifest: "Manifest") -> list[SourceRow]:
     return sorted(rows, key=lambda row: (-row.tokens, row.source))
 
 
-def absent_sources(manifest: "Manifest") -> list[str]:
-    """Sources of the recipe's table that the corpus does not have."""
-    from dograph.data.inputs import RECIPES
-
-    recipe = RECIPES.get(manifest.recipe or "")
-    present = {entry.source for entry in manifest.train}
-    return [source for source in (recipe.table if recipe else ()) if source not in present]
-
-
 def print_composition(manifest: "Manifest") -> None:
     """The table of sources at the end of a preparation, and notes below it."""
+    from dograph.data.inputs import RECIPES
     from dograph.data.staging import REPAIRS
 
     rows, options = composition(manifest), manifest.options
@@ -156,7 +148,10 @@ def print_composition(manifest: "Manifest") -> None:
     console.print_table(titles, lines, box=None, pad_edge=False, collapse_padding=True)
     paper = "; paper: the same in the paper's data table" if compared else ""
     print(f"share: of the {'bytes' if by_bytes else 'tokens'}{paper}; held out: validation tokens")
-    absent, keep = ", ".join(absent_sources(manifest)), f"--keep {options.get('keep')}"
+    recipe = RECIPES.get(manifest.recipe or "")
+    table = recipe.table if recipe else ()
+    trained, keep = {row.source for row in rows if row.tokens}, f"--keep {options.get('keep')}"
+    absent = ", ".join(source for source in table if source not in trained)
     unkept, size = (int(options.get(f"unkept_{of}") or 0) for of in ("documents", "bytes"))
     untested = ", ".join(row.source for row in rows if not row.validation_tokens)
     untrained = ", ".join(row.source for row in rows if not row.tokens)

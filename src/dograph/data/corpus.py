@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
@@ -19,7 +19,16 @@ from dograph.files import write_json
 MANIFEST = "manifest.json"
 SUMMARIES = ("mean", "natural", "worst")  # over sources, in metrics: no source may be called so
 Split = Literal["train", "validation"]
+Model = TypeVar("Model", bound=BaseModel)
 _WHOLE = "prepare the corpus again, or copy the whole folder"
+
+
+def refuse_summary(source: str | None) -> None:
+    if source in SUMMARIES:
+        raise CorpusError(
+            f'a source is called "{source}", but metrics use the names {", ".join(SUMMARIES)} for '
+            "summaries over all sources; rename it with NAME=INPUT, or in its --source-field"
+        )
 
 
 class StratumEntry(BaseModel, extra="forbid", frozen=True):
@@ -75,12 +84,7 @@ class Manifest(BaseModel, extra="forbid", frozen=True):
                 f"{directory} is not a prepared corpus: it has no {MANIFEST}. "
                 f"Prepare one with: dograph data prepare INPUT --out {directory}"
             )
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except ValidationError as error:
-            raise CorpusError(
-                f"{path} is damaged: {error}. Delete {directory} and prepare the corpus again"
-            ) from error
+        return read_model(cls, path, f"delete {directory} and prepare the corpus again")
 
     def write(self, directory: Path) -> None:
         write_json(directory / MANIFEST, self.model_dump())
@@ -90,6 +94,14 @@ class Manifest(BaseModel, extra="forbid", frozen=True):
         entries = (*self.train, *self.validation)
         names = [name for entry in entries for name in (entry.file, entry.documents_file)]
         return [*names, self.tokenizer.file] if self.tokenizer.file else names
+
+
+def read_model(model: type[Model], path: Path, remedy: str) -> Model:
+    """The content of a JSON file; a damaged one is refused."""
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise CorpusError(f"{path} is damaged; {remedy} ({error})") from error
 
 
 # One record a document, in the order of the tokens.
@@ -172,6 +184,11 @@ class StratumTokens:
             )
         return token_T
 
+    def spans(self, document_D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """First token of each of these documents, and one past its last."""
+        end_D = self.documents["end"]
+        return np.where(document_D > 0, end_D[document_D - 1], 0), end_D[document_D]
+
     def locate(self, token: int) -> tuple[int, int]:
         """The document that a token is in, and its offset there."""
         # Not np.searchsorted: it would copy the whole strided field on every call.
@@ -249,11 +266,6 @@ class Corpus:
                 f"{self.directory / file} cannot be read as a tokenizer ({error}); {_WHOLE}"
             ) from error
 
-    def text(self, stratum: StratumTokens, start: int, end: int) -> str:
-        ids = stratum.token_N[start:end].tolist()
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
-        return text
-
 
 # A fixed selection of blocks, equally many per source, for probes and inspection. Nothing is
 # random: the same corpus and numbers give the same blocks.
@@ -263,7 +275,6 @@ class Corpus:
 class Block:
     """One block of one source."""
 
-    source: int  # index into the corpus' sources
     stratum: StratumTokens
     index: int  # which block of that stratum
     seq_len: int
@@ -282,9 +293,12 @@ class Block:
             "offset": offset,
         }
 
-    def text(self, corpus: Corpus) -> str:
+    def text(self, corpus: Corpus, most: int | None = None) -> str:
+        """Its text, or that of its first `most` tokens."""
         start = self.index * self.seq_len
-        return corpus.text(self.stratum, start, start + self.seq_len)
+        ids = self.stratum.token_N[start : start + self.seq_len][:most].tolist()
+        text: str = corpus.tokenizer.decode(ids, skip_special_tokens=False)
+        return text
 
 
 def blocks_by_source(corpus: Corpus, split: Split, seq_len: int) -> dict[str, int]:
@@ -302,24 +316,21 @@ def even_blocks(
     """At most `total` blocks, evenly spaced in each source that has at least `least` of them."""
     have = blocks_by_source(corpus, split, seq_len)
     take = equal_shares({source: n for source, n in have.items() if n >= least}, total)
-    return [
-        Block(corpus.sources.index(source), stratum, index, seq_len)
-        for source, count in take.items()
-        for stratum, index in spaced_blocks(
-            [s for s in corpus.strata(split) if s.entry.source == source], seq_len, count
-        )
-    ]
+    blocks = []
+    for source, count in take.items():
+        strata = [s for s in corpus.strata(split) if s.entry.source == source]
+        blocks += spaced_blocks(strata, seq_len, count)
+    return blocks
 
 
-def spaced_blocks(
-    strata: Sequence[StratumTokens], seq_len: int, most: int
-) -> list[tuple[StratumTokens, int]]:
-    """At most `most` blocks, evenly spaced over the strata: the stratum and index of each."""
+def spaced_blocks(strata: Sequence[StratumTokens], seq_len: int, most: int) -> list[Block]:
+    """At most `most` blocks, evenly spaced over the strata."""
     ends = np.cumsum([0, *(s.num_blocks(seq_len) for s in strata)], dtype=np.int64)
     count = min(most, int(ends[-1]))
     places = np.linspace(0, ends[-1] - 1, count).round().astype(np.int64)
     stratum_N = np.searchsorted(ends, places, side="right") - 1
-    return [(strata[s], int(place - ends[s])) for s, place in zip(stratum_N, places, strict=True)]
+    pairs = zip(stratum_N, places, strict=True)
+    return [Block(strata[s], int(place - ends[s]), seq_len) for s, place in pairs]
 
 
 def equal_shares(have: Mapping[str, int], total: int) -> dict[str, int]:

@@ -11,9 +11,9 @@ from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from dograph.data.corpus import Corpus
+from dograph.data.corpus import Corpus, read_model
 from dograph.errors import CorpusError
 from dograph.files import write_json
 
@@ -52,12 +52,9 @@ class Digests(BaseModel, extra="forbid", frozen=True):
     def read(cls, directory: Path) -> Self | None:
         """None for a corpus that was prepared before there were digests."""
         path = directory / DIGESTS
-        try:
-            digests = cls.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
+        if not path.exists():
             return None
-        except (OSError, ValidationError) as error:
-            raise CorpusError(f"{path} is damaged ({error}); {_REMEDY}") from error
+        digests = read_model(cls, path, _REMEDY)
         if digests.sha256 != digests.own_sha256:
             raise CorpusError(f"{path} is damaged (its own digest differs); {_REMEDY}")
         return digests

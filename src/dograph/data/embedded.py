@@ -33,6 +33,7 @@ import numpy as np
 from dograph.errors import require_known
 from dograph.rng import key64, stream
 
+LIBRARY = Path(sysconfig.get_path("stdlib"))
 MIN_SOURCE_CHARS = 50_000  # a smaller source has too little validation text, and is left out
 SPLIT_CHARS = 8_000  # a longer text becomes several documents of whole lines
 MIN_CHARS = 200  # a shorter text is left out
@@ -41,7 +42,6 @@ PACK_CHARS = 2_000  # short pieces are joined until they are this long
 # Folders of the standard library that are not part of `code`: tables, generated text, and the test
 # suites, which are a source of their own.
 NOT_CODE = {"encodings", "entities", "idle_test", "pydoc_data", "test", "tests"}
-_TESTS = "test/**/test_*.py"
 HEADER_LINE = re.compile(r"^[ \t]*[A-Z][A-Za-z0-9-]*:[ \t]\S", re.MULTILINE)
 
 _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -105,7 +105,7 @@ def _docstrings_of(node: ast.AST, name: str) -> Iterator[str]:
 
 def _bytecode() -> Iterator[str]:
     # Only these places are searched: an import hook may give another module for a name.
-    places = [str(_standard_library()), *(path for path in sys.path if path.endswith(".zip"))]
+    places = [str(LIBRARY), *(path for path in sys.path if path.endswith(".zip"))]
     for name in _mixed(sys.stdlib_module_names):
         spec = PathFinder.find_spec(name, places)
         if spec is None or not isinstance(spec.loader, InspectLoader | zipimporter):
@@ -156,7 +156,7 @@ def _unicode() -> list[str]:
 
 
 def _numbers() -> list[str]:
-    texts = map(_read, sorted(_standard_library().glob("test/**/*.decTest")))
+    texts = map(_read, sorted(LIBRARY.glob("test/**/*.decTest")))
     return _mixed(part for text in texts for part in _packed(text.splitlines(), "\n"))
 
 
@@ -170,7 +170,7 @@ def _tables() -> Iterator[str]:
 
 
 def _mail() -> Iterator[str]:
-    folder = _standard_library() / "test" / "test_email"
+    folder = LIBRARY / "test" / "test_email"
     yield from map(_read, sorted((folder / "data").glob("*.txt")))
     for path in sorted(folder.glob("*.py")):
         nodes = ast.walk(ast.parse(_read(path)))
@@ -178,18 +178,13 @@ def _mail() -> Iterator[str]:
         yield from _packed(c for c in constants if isinstance(c, str) and HEADER_LINE.search(c))
 
 
-def _standard_library() -> Path:
-    return Path(sysconfig.get_path("stdlib"))
-
-
 def _modules() -> Iterator[tuple[str, str, ast.Module]]:
     """Name, source and syntax tree of the modules of the standard library."""
-    library = _standard_library()
     # From the list of names, so that site-packages and local files are never read.
-    paths = [library / f"{name}.py" for name in sys.stdlib_module_names]
-    paths += [path for name in sys.stdlib_module_names for path in (library / name).rglob("*.py")]
+    paths = [LIBRARY / f"{name}.py" for name in sys.stdlib_module_names]
+    paths += [path for name in sys.stdlib_module_names for path in (LIBRARY / name).rglob("*.py")]
     for path in _mixed_files(path for path in paths if path.is_file()):
-        parts = path.relative_to(library).with_suffix("").parts
+        parts = path.relative_to(LIBRARY).with_suffix("").parts
         if NOT_CODE.intersection(parts):
             continue
         source = _read(path)
@@ -207,8 +202,7 @@ def _mixed(texts: Iterable[str]) -> list[str]:
 
 def _mixed_files(paths: Iterable[Path]) -> list[Path]:
     """Files in a pseudo-random order that depends only on their paths in the standard library."""
-    library = _standard_library()
-    return [library / name for name in _mixed(p.relative_to(library).as_posix() for p in paths)]
+    return [LIBRARY / name for name in _mixed(p.relative_to(LIBRARY).as_posix() for p in paths)]
 
 
 def _read(path: Path) -> str:
@@ -253,7 +247,7 @@ def _bounded(texts: Iterable[str], max_chars: int) -> list[str]:
 # Upper bounds in characters, unequal like the sources of a real corpus.
 SOURCES: dict[str, tuple[int, Callable[[], Iterable[str]]]] = {
     "code": (3_500_000, lambda: (without_docstrings(code, tree) for _, code, tree in _modules())),
-    "tests": (1_300_000, lambda: map(_read, _mixed_files(_standard_library().glob(_TESTS)))),
+    "tests": (1_300_000, lambda: map(_read, _mixed_files(LIBRARY.glob("test/**/test_*.py")))),
     "docstrings": (1_000_000, _docstrings),
     "bytecode": (700_000, _bytecode),
     "topics": (500_000, _topics),

@@ -13,17 +13,8 @@ from dograph.data import staging
 from dograph.data.corpus import DOCUMENT_DTYPE, Manifest, Split, StratumEntry, TokenizerEntry
 from dograph.data.encode import TOKENIZER_FILE, TokenizerFile, place_tokenizer, token_bytes
 from dograph.data.inputs import Input, PrepareOptions
-from dograph.data.staging import Recorded
+from dograph.data.staging import Recorded, pieces
 from dograph.errors import ConfigError, CorpusError
-
-BLOCK_TOKENS = 1 << 20
-
-
-def _blocks(value_N: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """A memory-mapped array piece by piece, each with the index of its first element."""
-    for first in range(0, len(value_N), BLOCK_TOKENS):
-        yield first, value_N[first : first + BLOCK_TOKENS]
-
 
 # Megatron's indexed datasets: tokens in NAME.bin, sequences and documents in NAME.idx.
 #
@@ -37,7 +28,7 @@ _DTYPES = {1: "uint8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 _UNUSABLE = {2: "int8", 6: "float64", 7: "float32"}
 
 
-def open_megatron(path: Path) -> tuple[np.ndarray, Iterator[np.ndarray]]:
+def open_megatron(path: Path) -> tuple[np.memmap, Iterator[np.ndarray]]:
     """The tokens of NAME.bin, memory-mapped, and where its documents end, in blocks."""
     index = path.with_suffix(".idx")
     with open(index, "rb") as file:
@@ -72,7 +63,7 @@ def open_megatron(path: Path) -> tuple[np.ndarray, Iterator[np.ndarray]]:
     ends = (
         np.where(block < sequences, offset_S[np.minimum(block, sequences - 1)], size)
         // dtype.itemsize
-        for _, block in _blocks(bound_D[1:])
+        for _, block in pieces(bound_D[1:])
     )
     return np.memmap(path, dtype, "r"), ends
 
@@ -82,11 +73,10 @@ def _check_index(
 ) -> int:
     """The size of the token file that an index describes; refuses gaps and overlaps."""
     size = 0  # where the next sequence should start
-    for first, block in _blocks(length_S):
-        lengths = block.astype(np.int64)
-        ends = size + np.cumsum(lengths) * itemsize
+    for first, block in pieces(length_S):
+        ends = size + np.cumsum(block, dtype=np.int64) * itemsize
         starts = np.concatenate([[size], ends[:-1]])
-        wrong = (lengths < 0) | (offset_S[first : first + BLOCK_TOKENS] != starts)
+        wrong = (block < 0) | (offset_S[first : first + len(block)] != starts)
         if wrong.any():
             raise CorpusError(
                 f"{index}: sequence {first + int(wrong.argmax())} does not follow the one before; "
@@ -94,7 +84,7 @@ def _check_index(
             )
         size = int(ends[-1])
     previous = 0
-    for _, block in _blocks(bound_D):
+    for _, block in pieces(bound_D):
         if (np.diff(block, prepend=previous) < 0).any() or int(block[-1]) > len(length_S):
             raise CorpusError(f"{index}: its document bounds are out of range or out of order")
         previous = int(block[-1])
@@ -110,8 +100,8 @@ _HEADER_INTS = 256
 _FORMATS = {20240520: (1, "uint16"), 20240801: (7, "uint32")}  # magic number: version, dtype
 
 
-def open_nanogpt(path: Path) -> tuple[np.ndarray, int]:
-    """The tokens of a flat file, memory-mapped, and the size of its header in bytes."""
+def open_nanogpt(path: Path) -> np.memmap:
+    """The tokens of a flat file, memory-mapped after its header."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         header = np.fromfile(file, "<i4", _HEADER_INTS)
@@ -122,7 +112,7 @@ def open_nanogpt(path: Path) -> tuple[np.ndarray, int]:
                 f"{path} holds {size} bytes, which is not a whole number of uint16 tokens; "
                 "it is cut off, or another kind of file"
             )
-        return np.memmap(path, np.uint16, "r"), 0
+        return np.memmap(path, np.uint16, "r")
     num_tokens = int(header[2])
     needed = header.nbytes + num_tokens * np.dtype(dtype).itemsize
     if int(header[1]) != version or num_tokens < 1 or size != needed:
@@ -130,13 +120,13 @@ def open_nanogpt(path: Path) -> tuple[np.ndarray, int]:
             f"{path}: its header (version {int(header[1])}, {num_tokens} tokens) asks for version "
             f"{version} and {needed} bytes, found {size}; it is cut off or damaged"
         )
-    return np.memmap(path, dtype, "r", header.nbytes), header.nbytes
+    return np.memmap(path, dtype, "r", header.nbytes)
 
 
 def document_ends(token_N: np.ndarray, eot_id: int | None) -> Iterator[np.ndarray]:
     """One past each end-of-text token, and the end of the file."""
     last = 0
-    for first, block in _blocks(token_N):
+    for first, block in pieces(token_N):
         if eot_id is not None and len(end_D := first + np.flatnonzero(block == eot_id) + 1):
             last = int(end_D[-1])
             yield end_D
@@ -150,9 +140,7 @@ class _Part(NamedTuple):
     input: int
     source: str
     split: Split
-    path: Path
-    header_bytes: int
-    token_N: np.ndarray  # all tokens of the file, memory-mapped
+    token_N: np.memmap  # all tokens of the file, which knows its name and header's size
     start: int  # its first token
     first: int  # number of its first document
     end_D: np.ndarray  # one past the last token of each of its documents, memory-mapped
@@ -228,13 +216,13 @@ def _open(
 ) -> tuple[list[_Part], int | None]:
     """The parts of a token file, their ends kept in `ends`, and a guess at its end-of-text id."""
     assert entry.path is not None
-    header_bytes, guess = 0, None
+    guess = None
     if entry.kind == "megatron":
         token_N, blocks = open_megatron(entry.path)
     else:
-        token_N, header_bytes = open_nanogpt(entry.path)
+        token_N = open_nanogpt(entry.path)
         if eot_id is None and token_N.dtype == np.uint16:
-            is_in = ((block == GPT2_EOT).any() for _, block in _blocks(token_N))
+            is_in = ((block == GPT2_EOT).any() for _, block in pieces(token_N))
             eot_id = guess = GPT2_EOT if any(is_in) else None
         blocks = document_ends(token_N, eot_id)
     with open(ends, "wb") as output:
@@ -246,12 +234,11 @@ def _open(
         # the first document that starts in the held-out share; at least the last document
         share = int(np.searchsorted(end_D, round(len(token_N) * (1 - held_out)))) + 1
         cut = min(share, len(end_D) - 1)
-    file = (entry.path, header_bytes, token_N)
     source = entry.source or ""
-    parts = [_Part(number, source, entry.split, *file, 0, 0, end_D[:cut])]
+    parts = [_Part(number, source, entry.split, token_N, 0, 0, end_D[:cut])]
     if cut < len(end_D):
         start = int(end_D[cut - 1])
-        parts.append(_Part(number, source, "validation", *file, start, cut, end_D[cut:]))
+        parts.append(_Part(number, source, "validation", token_N, start, cut, end_D[cut:]))
     return parts, guess
 
 
@@ -261,7 +248,7 @@ def _index(
     """Write the documents of a part, read its tokens once: its entry, and the largest token id."""
 
     def documents() -> Iterator[np.ndarray]:
-        for first, end_D in _blocks(part.end_D):
+        for first, end_D in pieces(part.end_D):
             block = np.empty(len(end_D), DOCUMENT_DTYPE)
             block["end"] = end_D - part.start
             block["record"] = part.first + first + np.arange(len(end_D))
@@ -270,15 +257,15 @@ def _index(
 
     digest = sha256()
     largest = size = 0
-    token_N = part.token_N[part.start : int(part.end_D[-1])]
-    for first, block in _blocks(token_N):
+    file, token_N = part.token_N.filename, part.token_N[part.start : int(part.end_D[-1])]
+    for first, block in pieces(token_N):
         low, high = int(block.min()), int(block.max())
         if low < 0 or (vocab_size is not None and high >= vocab_size):
             most = high if vocab_size is None else vocab_size - 1
             at = int(np.flatnonzero((block < 0) | (block > most))[0])
             limit = "" if vocab_size is None else f" and below the vocabulary size {vocab_size}"
             raise CorpusError(
-                f"{part.path}: token {part.start + first + at} is {int(block[at])}; ids must be at "
+                f"{file}: token {part.start + first + at} is {int(block[at])}; ids must be at "
                 f"least 0{limit}. Is it the right --tokenizer (or --vocab-size) for this file?"
             )
         largest = max(largest, high)
@@ -290,9 +277,9 @@ def _index(
     fields = {
         "source": part.source,
         "stratum": name,
-        "file": str(part.path.resolve()),
+        "file": str(file),
         "dtype": token_N.dtype.name,
-        "header_bytes": part.header_bytes,
+        "header_bytes": part.token_N.offset,
         "first_token": part.start,
         "tokens": len(token_N),
         "documents": len(part.end_D),

@@ -180,17 +180,16 @@ class Resolver:
             if spec in ("junk", "junk@clean") and split == "train":  # both have the same
                 yield Input("embedded", "junk@validation", "validation", None)
         elif spec in RECIPES:
-            hub = RECIPES[spec].hub
-            whole = Input("hub", f"hf:{hub}", split, None, hub=(hub, None))
-            into: Mapping[str, Split | None] = {RECIPES[spec].validation: "validation"}
-            yield from self._divided(whole, {"train": "train", **into})
+            recipe = RECIPES[spec]
+            whole = Input("hub", f"hf:{recipe.hub}", split, None, hub=(recipe.hub, None))
+            yield from self._divided(whole, {"train": "train", recipe.validation: "validation"})
         elif spec.startswith("hf:"):
             spec = spec.removeprefix("hf:")
             match = _HUB.fullmatch(spec)
             if match is None:
                 raise CorpusError(f"{spec!r} is not a dataset name; write hf:NAME[:CONFIG][@SPLIT]")
             name, config, part = match["name"], match["config"], match["part"]
-            into = {part: split}
+            into: Mapping[str, Split | None] = {part: split}
             if not part:
                 into = self._assign(dataset_splits((name, config)), split, f"hf:{spec}")
             label = f"hf:{name}:{config}" if config else f"hf:{name}"
@@ -270,13 +269,8 @@ class Resolver:
             raise CorpusError(f"{folder / 'train'} is empty; {_ALLOWED}")
         if has_train and (not files or _is_saved(folder / "train")):
             # train/ and other splits, each with text or a saved dataset in it
-            names = [p.name for p in folders if p.name in SPLIT_WORDS]
-            into = self._assign(names, split, str(folder))
-            read = {folder / name: part for name, part in into.items() if part is not None}
-            for below, part in read.items():
-                yield from self._from_folder(below, part)
-            others = (p for p in sorted(folder.iterdir()) if p not in read and p.name[0] != ".")
-            self.left_out.extend(map(str, others))
+            self.left_out.extend(str(p) for p in everything if p.parent == folder)
+            yield from self._by_split(folders, folder, split, only_named=True)
         elif files:
             with_records = {p for file in files for p in file.parents}
             with_files = {p for file in everything for p in file.parents}
@@ -318,8 +312,8 @@ class Resolver:
         for path, name in zip(paths, names, strict=True):
             if part := into.get(name):
                 inputs += self._from_path(path, part)
-        unread = (path for path, name in zip(paths, names, strict=True) if not into.get(name))
-        self.left_out.extend(map(str, unread))
+            else:
+                self.left_out.append(str(path))
         return sorted(inputs, key=lambda entry: entry.split)
 
 

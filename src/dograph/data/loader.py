@@ -40,8 +40,7 @@ class Loader:
         self.sampler = sampler
         self.pin = pin  # in page-locked memory, from which a GPU copies without waiting
         self.rank, self.world_size = rank, world_size
-        index = {source: i for i, source in enumerate(corpus.sources)}
-        self.source_S = np.array([index[s.entry.source] for s in sampler.strata])
+        self.source_S = np.array([corpus.sources.index(source) for source in sampler.sources])
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dograph-loader")
         # with its step, and the step at which its mixture began
         self._ahead: tuple[tuple[int, int], Future[Batch]] | None = None

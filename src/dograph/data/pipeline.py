@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from dograph.data import encode, formats, staging
-from dograph.data.corpus import MANIFEST, SUMMARIES, Manifest
+from dograph.data.corpus import MANIFEST, Manifest, refuse_summary
 from dograph.data.encode import TokenizerFile, find_tokenizer, place_tokenizer, train_bpe
 from dograph.data.external import prepare_external
 from dograph.data.formats import Bad, Chunk, Line, Position, RawRow
@@ -114,14 +114,6 @@ def prepare(options: PrepareOptions, report: Report = lambda _: None) -> Prepare
         raise CorpusError(f"{name}{error.strerror or error}") from error
 
 
-def refuse_summary(source: str | None) -> None:
-    if source in SUMMARIES:
-        raise CorpusError(
-            f'a source is called "{source}", but metrics use the names {", ".join(SUMMARIES)} for '
-            "summaries over all sources; rename it with NAME=INPUT, or in its --source-field"
-        )
-
-
 class Preparation:
     """Reads, encodes and writes text, and keeps the journal of the chunks that are written."""
 
@@ -154,8 +146,9 @@ class Preparation:
         encoder = encode.ChunkEncoder(options, inputs, journal.tokenizer)
         if options.toward:  # also after an interruption: it takes seconds, and is always the same
             self.report(PreparationProgress("reading trusted text"))
+            trusted = checked_texts(trusted_inputs(options), options)
             sample = (text.encode() for text in sample_texts(options, inputs))
-            encoder.scorer = TextScorer(trusted_texts(options), sample)
+            encoder.scorer = TextScorer((own.content for own in trusted if own.content), sample)
         self.journal = journal
         self._cut_files()
         chunks = read_chunks(inputs, journal.position, options)
@@ -258,8 +251,7 @@ def sample_texts(options: PrepareOptions, inputs: list[Input]) -> Iterator[str]:
     training = [entry for entry in inputs if entry.split == "train"]
     for entry in training:
         left = SAMPLE_BYTES // len(training)
-        chunks = read_chunks([entry], Position(), tolerant)
-        for text in chain.from_iterable(encode.Checker(c, entry, tolerant).texts() for c in chunks):
+        for text in checked_texts([entry], tolerant):
             if (
                 (only is None or text.source in only)
                 and encode.is_kept(text.content, options.keep, options.seed)
@@ -280,12 +272,10 @@ def trusted_inputs(options: PrepareOptions) -> list[Input]:
     return [replace(entry, source="trusted") for entry in inputs]
 
 
-def trusted_texts(options: PrepareOptions) -> Iterator[bytes]:
-    """The documents that --toward names."""
-    inputs = trusted_inputs(options)
+def checked_texts(inputs: list[Input], options: PrepareOptions) -> Iterator[encode.CheckedText]:
+    """All records of all inputs that pass the checks, in order."""
     for chunk in read_chunks(inputs, Position(), options):
-        checker = encode.Checker(chunk, inputs[chunk.input], options)
-        yield from (text.content for text in checker.texts() if text.content)
+        yield from encode.Checker(chunk, inputs[chunk.input], options).texts()
 
 
 def read_chunks(inputs: list[Input], start: Position, options: PrepareOptions) -> Iterator[Chunk]:

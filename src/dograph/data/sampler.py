@@ -205,6 +205,7 @@ class Sampler:
         self.batches = BatchSizes(batch_size, 1) if isinstance(batch_size, int) else batch_size
         self.seed = seed
         self.names = [stratum.entry.stratum for stratum in strata]
+        self.sources = [stratum.entry.source for stratum in strata]  # of each stratum
         self.blocks_S = np.array([s.num_blocks(seq_len) for s in strata], dtype=np.int64)
         self.skipped: Mapping[int, np.ndarray] = {}
         self.log = WeightLog(self.names)
@@ -267,31 +268,26 @@ class Sampler:
         document_B, offset_B = np.array(places, dtype=np.int64).T
         return SampleIds(stratum_B, block_B, document_B, offset_B, epoch_B)
 
-    def epochs(self, step: int) -> dict[str, float]:
-        """How many times each source had been read through before `step`."""
-        return self.epochs_of(self.drawn(step))
-
-    def epochs_of(self, drawn_S: np.ndarray) -> dict[str, float]:
+    def epochs(self, drawn_S: np.ndarray) -> dict[str, float]:
         """How many times each source has been read through, given the draws of each stratum."""
         drawn, blocks = self.by_source(drawn_S), self.by_source(self.blocks_S)
         return {source: drawn[source] / max(blocks[source], 1) for source in drawn}
 
     def by_source(self, value_S: np.ndarray) -> dict[str, float]:
         """Sums over the strata of each source."""
-        sums = dict.fromkeys([stratum.entry.source for stratum in self.strata], 0.0)
-        for stratum, value in zip(self.strata, value_S.tolist(), strict=True):
-            sums[stratum.entry.source] += value
+        sums = dict.fromkeys(self.sources, 0.0)
+        for source, value in zip(self.sources, value_S.tolist(), strict=True):
+            sums[source] += value
         return sums
 
     def weights_of(self, mixture: Mixture) -> np.ndarray:
         """Weights over strata. A source's weight is shared among its strata by their tokens."""
-        sources = [stratum.entry.source for stratum in self.strata]
-        mixture.require_names([*self.names, *sources])
+        mixture.require_names([*self.names, *self.sources])
         share_S = np.array([s.entry.tokens for s in self.strata], dtype=np.float64)
         share_S[self.blocks_S == 0] = 0.0
         weight_S: np.ndarray = np.zeros(len(self.strata))
         for name, weight in mixture.weights.items():
-            members = [s for s, source in enumerate(sources) if source == name]
+            members = [s for s, source in enumerate(self.sources) if source == name]
             members = members or [self.names.index(name)]
             if weight == 0:
                 continue
@@ -320,13 +316,12 @@ def skipped_blocks(corpus: Corpus, places: Sequence[str], seq_len: int) -> dict[
         wanted[(inputs.index(name) << 40) + int(line) - 1] = place
     blocks, found = dict[int, np.ndarray](), set[int]()
     for s, stratum in enumerate(corpus.train if wanted else ()):
-        end_D = stratum.documents["end"]
         key_D = (stratum.documents["input"].astype(np.int64) << 40) + stratum.documents["record"]
         document_N = np.flatnonzero(np.isin(key_D, list(wanted)))
         found.update(key_D[document_N].tolist())
-        first_N = np.where(document_N > 0, end_D[document_N - 1], 0) // seq_len
-        last_N = (end_D[document_N] - 1) // seq_len
-        spans = (range(a, b + 1) for a, b in zip(first_N.tolist(), last_N.tolist(), strict=True))
+        start_N, end_N = stratum.spans(document_N)
+        first_N, past_N = start_N // seq_len, -(-end_N // seq_len)
+        spans = (range(*pair) for pair in zip(first_N.tolist(), past_N.tolist(), strict=True))
         whole = range(stratum.num_blocks(seq_len))  # the tail that fills no block is never drawn
         if own := {block for span in spans for block in span if block in whole}:
             blocks[s] = np.array(sorted(own))
@@ -340,7 +335,7 @@ def skipped_blocks(corpus: Corpus, places: Sequence[str], seq_len: int) -> dict[
 
 def sample_text(corpus: Corpus, ids: SampleIds, row: int, seq_len: int) -> str | None:
     """The text of a sample of a batch; None if the corpus has only tokens."""
-    block = Block(0, corpus.train[ids.stratum_B[row]], int(ids.block_B[row]), seq_len)
+    block = Block(corpus.train[ids.stratum_B[row]], int(ids.block_B[row]), seq_len)
     return block.text(corpus) if corpus.manifest.tokenizer.file is not None else None
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 import dograph
 from dograph.data.corpus import (
@@ -29,6 +29,7 @@ from dograph.data.corpus import (
     Split,
     StratumEntry,
     TokenizerEntry,
+    read_model,
 )
 from dograph.data.digests import DIGESTS, write_digests
 from dograph.data.encode import RAW_DOCUMENT_DTYPE, SCORED_RAW_DTYPE, TOKENIZER_FILE
@@ -39,7 +40,7 @@ from dograph.files import sha256_of, sync_file, write_json
 
 REPAIRS = "repairs.jsonl"
 SPLITS: tuple[Split, ...] = ("train", "validation")
-COPY_TOKENS = 1 << 20
+PIECE = 1 << 20  # elements of a mapped array that are read at a time
 MOST_NAMES = 20  # of files or sources, in an option that the manifest records
 _JOURNAL = "journal.json"
 _BLOCK_DOCUMENTS = 1 << 16
@@ -97,27 +98,16 @@ class Journal(Recorded):
     repairs: dict[str, int] = {}
     repairs_bytes: int = 0  # length of repairs.jsonl
 
-    @classmethod
-    def read(cls, staging: Path) -> "Journal | None":
-        path = staging / _JOURNAL
-        if not path.is_file():
-            return None
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except ValidationError as error:
-            raise CorpusError(
-                f"{path} is damaged; delete {staging} to start over ({error})"
-            ) from error
-
     def write(self, staging: Path) -> None:
         write_json(staging / _JOURNAL, self.model_dump())
 
 
 def resume(options: PrepareOptions, now: Recorded) -> Journal | None:
     """The journal to continue from, if any; refuses one of other options or inputs."""
-    journal = Journal.read(options.staging)
-    if journal is None:
+    file = options.staging / _JOURNAL
+    if not file.is_file():
         return None
+    journal = read_model(Journal, file, f"delete {options.staging} to start over")
     changes = _option_changes(journal.options, now.options)
     for name in sorted({*journal.stamps, *now.stamps}):
         if name not in now.stamps or name not in journal.stamps:
@@ -309,11 +299,16 @@ def copy_documents(
     num_tokens = 0
     for start_D, document_D in pieces:
         for start, end in zip(start_D.tolist(), document_D["end"].tolist(), strict=True):
-            for first in range(start, end, COPY_TOKENS):
-                output.write(token_N[first : min(first + COPY_TOKENS, end)].tobytes())
+            output.write(token_N[start:end].data)  # no copy in memory, however long it is
         document_D["end"] = num_tokens + (document_D["end"] - start_D).cumsum()
         num_tokens = int(document_D["end"][-1]) if len(document_D) else num_tokens
         yield document_D
+
+
+def pieces(value_N: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """A memory-mapped array piece by piece, each with the index of its first element."""
+    for first in range(0, len(value_N), PIECE):
+        yield first, value_N[first : first + PIECE]
 
 
 def publish(
@@ -344,20 +339,14 @@ def publish(
     manifest.write(built)
     names = [name for name in (*manifest.files(), REPAIRS, MANIFEST) if (built / name).is_file()]
     write_digests(built, names)
-    for name in [*corpus_files(manifest), MANIFEST]:
-        if (built / name).is_file():
+    for name in (DIGESTS, *names):
+        if not Path(name).is_absolute():  # token files made elsewhere stay there
             sync_file(built / name)
             (out / name).parent.mkdir(exist_ok=True)
             os.replace(built / name, out / name)
             sync_file((out / name).parent)
     clear(options.staging)
     return manifest
-
-
-def corpus_files(manifest: Manifest) -> list[str]:
-    """Every file of a corpus that is in its folder; token files used in place are not."""
-    names = {REPAIRS, DIGESTS, *manifest.files()}
-    return sorted(name for name in names if not Path(name).is_absolute())
 
 
 def link(source: Path, target: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from dograph.data.corpus import SCORED_DTYPE, Manifest, StratumEntry, StratumTokens
 from dograph.data.encode import token_bytes
 from dograph.data.sampler import mix64
-from dograph.data.staging import COPY_TOKENS, copy_documents, corpus_files, write_document_index
+from dograph.data.staging import copy_documents, pieces, write_document_index
 from dograph.errors import CorpusError
 from dograph.files import sha256_of
 from dograph.rng import key64, stream
@@ -40,7 +40,7 @@ Assign = Callable[[StratumTokens, np.ndarray], np.ndarray]
 
 def by_score(stratum: StratumTokens, sample_D: np.ndarray, num_groups: int) -> Assign:
     """At most `num_groups` groups of about equally many tokens; group 0 has the highest scores."""
-    start_D, end_D = spans(stratum, sample_D)
+    start_D, end_D = stratum.spans(sample_D)
     score_D = stratum.documents["score"][sample_D]
     order_D = np.argsort(score_D, kind="stable")
     until_D = (end_D - start_D)[order_D].cumsum()
@@ -81,7 +81,7 @@ def _labelled(stratum: StratumTokens, assign: Assign) -> np.ndarray:
 
 def ngram_features(stratum: StratumTokens, document_D: np.ndarray, salt: int) -> np.ndarray:
     """Signed hashed counts of token 1- and 2-grams, log-scaled, as unit vectors, (D, F)."""
-    start_D, end_D = spans(stratum, document_D)
+    start_D, end_D = stratum.spans(document_D)
     length_D = np.minimum(end_D - start_D, FEATURE_TOKENS)
     document_N = np.repeat(np.arange(len(document_D)), length_D)
     skip_D = start_D - (length_D.cumsum() - length_D)
@@ -141,12 +141,6 @@ def moved_centres(unit_DF: np.ndarray, centre_KF: np.ndarray) -> np.ndarray:
     return moved_KF
 
 
-def spans(stratum: StratumTokens, document_D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """First token of each of these documents, and one past its last."""
-    end_D = stratum.documents["end"]
-    return np.where(document_D > 0, end_D[document_D - 1], 0), end_D[document_D]
-
-
 def chunks(num_documents: int) -> Iterator[np.ndarray]:
     """The numbers from 0 to `num_documents`, a chunk at a time."""
     for start in range(0, num_documents, CHUNK_DOCUMENTS):
@@ -169,7 +163,7 @@ def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed
     """
     for entry in (*manifest.train, *manifest.validation):
         names = {name for group in range(num_strata) for name in _new_files(entry, group)}
-        if taken := sorted(names.intersection(corpus_files(manifest))):
+        if taken := sorted(names.intersection(manifest.files())):
             raise CorpusError(
                 f'the strata of "{entry.source}" need the file name {taken[0]}, which another '
                 "source has; give one of the two another name"
@@ -214,7 +208,7 @@ def _ranked_by_size(stratum: StratumTokens, nearest: Nearest) -> np.ndarray:
     label_D = _labelled(stratum, nearest)
     tokens_K = np.zeros(len(nearest.centre_KF), dtype=np.int64)
     for chunk_D in chunks(len(label_D)):
-        start_D, end_D = spans(stratum, chunk_D)
+        start_D, end_D = stratum.spans(chunk_D)
         np.add.at(tokens_K, label_D[chunk_D], end_D - start_D)
     order_K = np.argsort(-tokens_K, kind="stable")
     rank_K = np.argsort(order_K)
@@ -235,7 +229,7 @@ def _write_strata(
     for group, num_documents in sorted(sizes.items()):
         file, documents_file = _new_files(old, group)
         own = (chunk_D[label_D[chunk_D] == group] for chunk_D in chunks(len(label_D)))
-        members = ((spans(stratum, own_D)[0], stratum.documents[own_D]) for own_D in own)
+        members = ((stratum.spans(own_D)[0], stratum.documents[own_D]) for own_D in own)
         with open(directory / file, "wb") as output:
             copied = copy_documents(output, token_N, members)
             write_document_index(directory / documents_file, copied, num_documents)
@@ -243,8 +237,7 @@ def _write_strata(
         num_bytes = None
         if bytes_V is not None:
             own_N = np.memmap(directory / file, token_N.dtype, "r")
-            blocks = (own_N[n : n + COPY_TOKENS] for n in range(0, num_tokens, COPY_TOKENS))
-            num_bytes = sum(int(bytes_V[block_N].sum()) for block_N in blocks)
+            num_bytes = sum(int(bytes_V[piece_N].sum()) for _, piece_N in pieces(own_N))
         counts = {"tokens": num_tokens, "documents": num_documents, "bytes": num_bytes}
         files = {"file": file, "sha256": sha256_of(directory / file), "first_token": 0}
         files |= {"documents_file": documents_file, "header_bytes": 0}

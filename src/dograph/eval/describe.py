@@ -84,10 +84,9 @@ def describe_domains(
         return {}
     strata = {own.entry.stratum: own for own in corpus.validation}
     length = run.config().data.seq_len
-    blocks = [Block(0, strata[row["stratum"]], int(row["row"]), length) for row in probe.rows]
+    blocks = [Block(strata[row["stratum"]], int(row["row"]), length) for row in probe.rows]
     sources, labels = [block.stratum.entry.source for block in blocks], probe.label_N.tolist()
-    starts = [(block.stratum, block.index * length) for block in blocks]
-    texts = [corpus.text(own, start, start + min(length, TOKENS)) for own, start in starts]
+    texts = [block.text(corpus, TOKENS) for block in blocks]
     every, profiles = Counter(sources), {}
     for j, words in telling_words(texts, labels).items():
         own = Counter(source for source, k in zip(sources, labels, strict=True) if k == j)

@@ -114,7 +114,7 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
     report(f"loading {request.model}", 0, 0)
     model, seq_len, notes = open_subject(request, corpus)
     split, blocks, row_notes = choose_rows(corpus, seq_len, request)
-    named = [corpus.sources[block.source] for block in blocks]
+    named = [block.stratum.entry.source for block in blocks]
     sources = [source for source in corpus.sources if source in named]
     source_N = torch.tensor([sources.index(source) for source in named])
     token_NT = torch.from_numpy(np.stack([block.tokens() for block in blocks]))

@@ -290,7 +290,7 @@ def _result(trainer: Trainer) -> Result:
         steps=trainer.done,
         seconds=seconds,
         peak_bytes=peak_bytes(trainer.world.device),
-        epochs=state.sampler.epochs(trainer.done),
+        epochs=state.sampler.epochs(state.sampler.drawn(trainer.done)),
     )
 
 

@@ -364,7 +364,7 @@ def planned_epochs(config: RunConfig, sampler: Sampler, mixer: Mixer) -> dict[st
     for (step, weight_S), end in zip(weights.items(), ends, strict=True):
         drawn = batches.drawn(min(end, batches.steps)) - batches.drawn(step)
         planned_S = planned_S + max(drawn, 0) * weight_S
-    return sampler.epochs_of(planned_S)
+    return sampler.epochs(planned_S)
 
 
 def repeat_warnings(config: RunConfig, sampler: Sampler, mixer: Mixer) -> list[str]:

@@ -182,7 +182,7 @@ def validation_blocks(corpus: Corpus, seq_len: int, most: int) -> Blocks:
     for source in corpus.sources:
         strata = [s for s in corpus.validation if s.entry.source == source]
         spaced = spaced_blocks(strata, seq_len, most)
-        blocks_of[source] = [stratum.read_block(index, seq_len) for stratum, index in spaced]
+        blocks_of[source] = [own.stratum.read_block(own.index, seq_len) for own in spaced]
         if not any(s.num_blocks(seq_len) for s in strata):
             short = [np.asarray(s.token_N) for s in strata if s.entry.tokens >= 2]
             blocks_of[source] = short[:most]
@@ -357,9 +357,10 @@ class Probes:
         if main:
             file, places = self.run.probe(step), [block.place() for block in self.blocks]
             label_N = torch.full((len(places),), -1) if located is None else located[0].cpu()
+            source_N = [self.sources.index(block.stratum.entry.source) for block in self.blocks]
             tensors = {
                 "sketch": sketch_NK.bfloat16().cpu(),
-                "source": torch.tensor([block.source for block in self.blocks], dtype=torch.int32),
+                "source": torch.tensor(source_N, dtype=torch.int32),
                 "label": label_N.to(torch.int32),
                 "loss": loss_N.float().cpu(),
             }

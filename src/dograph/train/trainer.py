@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dograph.config import RunConfig
-from dograph.data.corpus import Corpus
+from dograph.data.corpus import Corpus, refuse_summary
 from dograph.data.digests import require_unchanged
 from dograph.data.loader import Loader
 from dograph.data.sampler import WeightEntry, sample_origin, sample_place
@@ -156,11 +156,8 @@ class Trainer:
         has_tokenizer = self.corpus.manifest.tokenizer.file is not None
         # opened now, so that a corpus that is deleted later costs no checkpoint
         self.tokenizer = self.corpus.tokenizer if has_tokenizer else None
-        if taken := set(metrics.SUMMARIES) & set(self.corpus.sources):
-            raise ConfigError(
-                f"a source is called {sorted(taken)}, a name that metrics use for a summary; "
-                "prepare the corpus with another name: NAME=path"
-            )
+        for source in self.corpus.sources:  # of a corpus made by another tool
+            refuse_summary(source)
         if config.train.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS requires it
         torch.use_deterministic_algorithms(config.train.deterministic)
@@ -340,7 +337,8 @@ class Trainer:
             }
             # Not when the run stops early: its rows must equal those of an unstopped run.
             if is_due(done, self.config.log.every) or is_end(self.config, done):
-                totals["data/*/epochs"] = self.state.sampler.epochs(done)
+                drawn_S = self.state.sampler.drawn(done)
+                totals["data/*/epochs"] = self.state.sampler.epochs(drawn_S)
             rows[-1] |= metrics.rounded(totals)
         self.files.write_metrics(rows)
         self.write_weights()

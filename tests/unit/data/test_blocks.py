@@ -33,16 +33,16 @@ def test_blocks_are_those_of_the_text_and_spread_over_it(corpus):
     blocks = even_blocks(corpus, "train", 32, 90)
     have = blocks_by_source(corpus, "train", 32)
     assert have == {"alpha": 250, "beta": 124, "gamma": 50, "delta": 0}
-    sources = [corpus.sources[block.source] for block in blocks]
+    sources = [block.stratum.entry.source for block in blocks]
     assert [sources.count(name) for name in corpus.sources] == [30, 30, 30, 0]
     assert len({(b.stratum.entry.stratum, b.index) for b in blocks}) == 90
     for block in blocks:
         place = block.place()
-        assert place["source"] == corpus.sources[block.source]
+        assert place["source"] == block.stratum.entry.source
         start = span(block.stratum, place["document"])[0] + place["offset"]
         assert start == 32 * block.index
         assert np.array_equal(block.tokens(), block.stratum.token_N[start : start + 32])
-    alpha = [b for b in blocks if corpus.sources[b.source] == "alpha"]
+    alpha = [b for b in blocks if b.stratum.entry.source == "alpha"]
     places = [b.index + (125 if b.stratum.entry.stratum == "alpha/1" else 0) for b in alpha]
     assert (places[0], places[-1]) == (0, 249)
     assert set(np.diff(places)) <= {8, 9}
@@ -50,5 +50,5 @@ def test_blocks_are_those_of_the_text_and_spread_over_it(corpus):
 
 def test_sources_with_too_little_are_passed_over(corpus):
     blocks = even_blocks(corpus, "train", 32, 10, least=60)
-    assert {corpus.sources[b.source] for b in blocks} == {"alpha", "beta"}
+    assert {b.stratum.entry.source for b in blocks} == {"alpha", "beta"}
     assert even_blocks(corpus, "train", 32, 0) == []

@@ -96,7 +96,7 @@ def test_only_standard_modules_are_read(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(body if name == "json/decoder.py" else "y = 'local'\n" * 50)
     (tmp_path / "json/broken.py").write_bytes("é = 'not UTF-8'\n".encode("latin-1") * 50)
-    monkeypatch.setattr(demo, "_standard_library", lambda: tmp_path)
+    monkeypatch.setattr(demo, "LIBRARY", tmp_path)
     monkeypatch.setattr(demo, "MIN_SOURCE_CHARS", 0)
     assert [text for source, text in demo.demo_documents() if source == "code"] == [body]
 
@@ -108,7 +108,7 @@ def test_five_sources_remain_where_the_library_is_a_zip_of_compiled_files(tmp_pa
             path = Path(ast.__file__).with_name(f"{name}.py")
             if path.is_file():
                 file.writepy(str(path))
-    monkeypatch.setattr(demo, "_standard_library", lambda: tmp_path / "absent")
+    monkeypatch.setattr(demo, "LIBRARY", tmp_path / "absent")
     monkeypatch.setattr(sys, "path", [str(archive), *sys.path])
     sources = {source for source, _ in demo.demo_documents()}
     assert sources == {"docstrings", "bytecode", "topics", "unicode", "tables"}

@@ -243,7 +243,7 @@ def test_a_damaged_manifest_says_what_to_delete(tmp_path, job):
     out = tmp_path / "out"
     prepare_corpus(PrepareOptions(out=out, **options))
     (out / "manifest.json").write_text("{")
-    with pytest.raises(CorpusError, match=rf"(?s)manifest\.json.*Delete {out}"):
+    with pytest.raises(CorpusError, match=rf"(?s)manifest\.json.*delete {out}"):
         prepare_corpus(PrepareOptions(out=out, **options))
     shutil.rmtree(out)
     prepare_corpus(PrepareOptions(out=out, **options))

@@ -74,7 +74,7 @@ def sketched(request_):
     _, blocks, _ = choose_rows(corpus, seq_len, request_)
     token_NT = torch.from_numpy(np.stack([block.tokens() for block in blocks]))
     loss_N, sketch_NK = inspect.sketched(model, token_NT, request_, lambda *_: None)
-    source_N = np.array([corpus.sources[block.source] for block in blocks])
+    source_N = np.array([block.stratum.entry.source for block in blocks])
     return model, blocks, source_N, loss_N, sketch_NK
 
 
