@@ -21,14 +21,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dograph.config import RunConfig
-from dograph.data.corpus import Corpus
+from dograph.data.corpus import SUMMARIES, Corpus
 from dograph.data.digests import require_unchanged
 from dograph.data.loader import Loader
 from dograph.data.sampler import WeightEntry, sample_origin, sample_place
 from dograph.errors import ConfigError, NonFiniteError, RunError, require
 from dograph.files import sha256_of, sync_file, write_json, write_text
 from dograph.mixers.registry import build_mixer, require_compatible
-from dograph.models.loss import compile_regions, uncompiled
+from dograph.models.loss import compile_regions
 from dograph.progress import Progress
 from dograph.records import checked_step, read_lines
 from dograph.train import assembly, checkpoint, metrics
@@ -156,7 +156,7 @@ class Trainer:
         has_tokenizer = self.corpus.manifest.tokenizer.file is not None
         # opened now, so that a corpus that is deleted later costs no checkpoint
         self.tokenizer = self.corpus.tokenizer if has_tokenizer else None
-        if taken := set(metrics.SUMMARIES) & set(self.corpus.sources):
+        if taken := set(SUMMARIES) & set(self.corpus.sources):
             raise ConfigError(
                 f"a source is called {sorted(taken)}, a name that metrics use for a summary; "
                 "prepare the corpus with another name: NAME=path"
@@ -408,7 +408,7 @@ class Trainer:
             return loss_b
 
         model.eval()
-        with uncompiled():
+        with torch.compiler.set_stance("force_eager"):  # shapes vary
             nats, each = metrics.validate(losses, blocks_of, train.micro_batch_size or 16, world)
         at_rest(model)
         model.train()
