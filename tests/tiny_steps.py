@@ -109,7 +109,7 @@ def take_steps(world, corpus, runs):
     with early_domains():
         for name, overrides in runs.items():
             steps = open_steps(corpus, *overrides, world=world)
-            before = FIT_BATCHES if steps.step.mixer.scope.keeps_identity else 0
+            before = FIT_BATCHES if steps.step.mixer.domains_last else 0
             taken[name] = [steps.take() for _ in range(before + 2)][before:]
             steps.loader.close()
     return taken

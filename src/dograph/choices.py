@@ -56,7 +56,6 @@ DETACHING: tuple[Mode, ...] = ("full", "exact")  # their taps take every paramet
 # They hold the graph of (nearly) the whole model until there are weights: too much for many
 # micro-batches. Their gradient is a backward through the wrapper, as FSDP2 needs it.
 GRAPH_HOLDING: tuple[Mode, ...] = ("twopass", "head")
-SHARDABLE: tuple[Mode, ...] = ("twopass", "head")
 
 Kind = Literal["hashed", "rademacher", "gaussian", "none"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -68,10 +67,10 @@ Accumulation = Literal["two_sweeps", "keep", "lagged"]
 
 def mode_conflicts(mode: Mode, kind: Kind, *, shards: bool, of: str = "") -> Iterator[str]:
     """What a sketch mode cannot do; names of settings begin with `of`."""
-    if shards and mode not in SHARDABLE:  # only FSDP2 can fill `.grad` of a shard
+    if shards and mode not in GRAPH_HOLDING:  # only FSDP2 can fill `.grad` of a shard
         yield (
             f"{of}mode={mode} cannot fill the gradients of sharded parameters (train.shard=true, "
-            f"FSDP2); set {of}mode to {' or '.join(SHARDABLE)}, or use DDP (train.shard=false)"
+            f"FSDP2); set {of}mode to {' or '.join(GRAPH_HOLDING)}, or use DDP (train.shard=false)"
         )
     if kind not in TWO_SIDED and mode not in EXPLICIT:
         yield (

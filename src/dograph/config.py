@@ -36,6 +36,8 @@ Sink = Literal["tensorboard", "wandb", "trackio"]
 Refresh = int | Literal["never", "step"]  # of the random matrices: never, each step, each N steps
 DEFAULT_DIM = 5120  # numbers in a sketch
 MAX_NAME = 255  # bytes in the name of a file
+# Settings that older runs do not have.
+NEWER = frozenset({"cuda_graphs", "extended", "on_spike", "reference_batch_size", "skip"})
 
 
 def setting(default: Any, meaning: str, **limits: Any) -> Any:
@@ -45,12 +47,12 @@ def setting(default: Any, meaning: str, **limits: Any) -> Any:
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    newer: ClassVar[tuple[str, ...]] = ()  # settings that older runs do not have
 
     @model_serializer(mode="wrap")
     def _dump(self, dump: Any) -> dict[str, Any]:
         """Without what is newer, if it is not set: the keys of stored runs stay the same."""
-        unset = {name: type(self).model_fields[name].default for name in self.newer}
+        fields = type(self).model_fields
+        unset = {name: field.default for name, field in fields.items() if name in NEWER}
         return {k: v for k, v in dump(self).items() if k not in unset or v != unset[k]}
 
     @field_validator("*", mode="before")
@@ -73,7 +75,6 @@ class DataConfig(Section):
     seq_len: int = setting(128, "tokens of a sample", ge=2)
     warn_epochs: float = setting(4.0, "warn if a source would be read through more often", gt=0)
     skip: list[str] = setting([], "documents never drawn: INPUT:LINE, as `show spikes` prints")
-    newer: ClassVar[tuple[str, ...]] = ("skip",)
 
 
 class ModelConfig(Section):
@@ -217,9 +218,6 @@ class TrainConfig(Section):
     cuda_graphs: bool = setting(True, "one GPU: replay steps, so that they do not wait for Python")
     on_spike: Literal["warn", "skip"] | None = setting(None, "watch samples: name spikes, or skip")
     extended: list[tuple[int, int]] = setting([], "[[40, 60]]: steps was 60 until a resume at 40")
-    newer: ClassVar[tuple[str, ...]] = (
-        *("cuda_graphs", "extended", "on_spike", "reference_batch_size"),
-    )
 
     @property
     def half(self) -> bool:
@@ -490,5 +488,4 @@ def parse_override(text: str) -> dict[str, Any]:
         raise ConfigError(f'"{shortened(text)}": the value is not YAML: {error}') from error
     for part in reversed(name.split(".")):
         parsed = {part: parsed}
-    nested: dict[str, Any] = parsed
-    return with_new_settings(nested, mixer="")  # its options once it is known which mixer it is
+    return with_new_settings(parsed, mixer="")  # its options once it is known which mixer it is

@@ -258,8 +258,8 @@ class Session:
                 mode = None if name == "plain" else name
                 config = options.config(mode)
                 data = config.data.model_copy(update={"corpus": str(corpus.directory)})
-                run = str(Path(folder) / f"run-{name}")
-                config = config.model_copy(update={"data": data, "run": run})
+                place = str(Path(folder) / f"run-{name}")
+                config = config.model_copy(update={"data": data, "run": place})
                 opened = partial(arms.open_arm, config, self.device)
                 self.measure(name, partial(self.beside_plain, name, opened))
             for measure in others:

@@ -9,7 +9,7 @@ Shapes: B samples, K sketch, M domains, P pooled samples.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +25,6 @@ FIT_BATCHES = 10  # that K-means of a stream is run on
 
 class Scope:
     """Assigns samples to domains. This one is scope batch: every batch has its own domains."""
-
-    keeps_identity: ClassVar[bool] = False
 
     def __init__(self, cluster: KMeans) -> None:
         self.cluster = cluster
@@ -57,8 +55,6 @@ class Scope:
 
 class PeriodScope(Scope):
     """Domains from all sketches of a period, used in the next one."""
-
-    keeps_identity: ClassVar[bool] = True
 
     def __init__(self, cluster: KMeans, every: int) -> None:
         super().__init__(cluster)
@@ -140,8 +136,6 @@ class StreamScope(Scope):
     samples. The first domains come from K-means on the last batches, and so do later ones if they
     fit better.
     """
-
-    keeps_identity: ClassVar[bool] = True
 
     def __init__(self, cluster: KMeans, *, half_life: float = 70.0, refit_every: int = 25) -> None:
         super().__init__(cluster)

@@ -18,7 +18,7 @@ from rich.table import Table
 from scipy.optimize import isotonic_regression
 
 from dograph.config import RunConfig
-from dograph.data.corpus import Corpus
+from dograph.data.corpus import SUMMARIES, Corpus
 from dograph.data.sampler import Sampler, WeightLog, sample_origin, sample_place, sample_text
 from dograph.domains.graph import DomainGraph
 from dograph.domains.partition import agreement_of_counts
@@ -38,7 +38,6 @@ from dograph.records import (
     unpacked,
 )
 from dograph.train.assembly import open_sampler
-from dograph.train.metrics import SUMMARIES
 from dograph.train.noise import HIGH, LOW, SCALE, measured_parameters
 from dograph.train.run_dir import RunDirectory
 from dograph.train.watch import TIMES, spike_lines, watched_row

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from dograph.config import DEFAULT_DIM
 from dograph.errors import ConfigError, RunError, did_you_mean
@@ -34,7 +35,6 @@ from dograph.sketch.gradients import (
     MicroBatchResult,
     WorldRows,
     gather_signals,
-    is_sharded,
     world_size,
 )
 from dograph.sketch.head import IGNORED, head_projection, sketched_cross_entropy
@@ -335,7 +335,7 @@ def _require_trainer(trainer: "Trainer", mixer: Mixer, sources: str | None) -> N
             f"{args.n_gpu} GPUs in one process (DataParallel): start one process per GPU with "
             "torchrun, or select one with CUDA_VISIBLE_DEVICES"
         )
-    if kind.value not in PROCESSES or any(is_sharded(p) for p in model.parameters()):
+    if kind.value not in PROCESSES or any(isinstance(p, DTensor) for p in model.parameters()):
         raise ConfigError(
             f"parameters sharded over processes ({kind.value}): attach supports one process and "
             "DDP; use DDP, or sketched_cross_entropy in a training loop of your own"

@@ -341,7 +341,7 @@ class DoGraph(Mixer):
 
     @property
     def domains_last(self) -> bool:
-        return self.scope.keeps_identity
+        return self.options.scope != "batch"
 
     def refuses_edits(self) -> str | None:
         if not self.changes_sampling:

@@ -4,7 +4,6 @@ Shapes: B samples, T tokens, D width, V (padded) vocabulary.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -155,12 +154,6 @@ def compile_regions(model: PerSampleLoss) -> None:
     for region in regions(model):
         # Static graphs: a dynamic one would be slower for the shape of training batches.
         region.forward = torch.compile(region.forward, dynamic=False)
-
-
-def uncompiled() -> AbstractContextManager[object]:
-    """Run regions without compilation: for validation and probes, whose shapes vary."""
-    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
-    return stance
 
 
 def regions(model: PerSampleLoss) -> Iterator[nn.Module]:

@@ -29,7 +29,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from dograph.config import RunConfig
-from dograph.data.corpus import Corpus
+from dograph.data.corpus import SUMMARIES, Corpus
 from dograph.errors import DographError, RunError, listed
 from dograph.files import sha256_of, write_json
 from dograph.mixers.base import ProxyResult
@@ -39,7 +39,6 @@ from dograph.renamed import with_old_settings
 from dograph.train.assembly import inner_parameters, settled
 from dograph.train.checkpoint import OPTIMIZER, WEIGHTS
 from dograph.train.distributed import World, peak_bytes, pick_device, reset_peak
-from dograph.train.metrics import SUMMARIES
 from dograph.train.run_dir import RunDirectory
 from dograph.train.trainer import Trainer, resume_run, start_run
 

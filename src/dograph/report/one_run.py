@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dograph.config import RunConfig
+from dograph.data.corpus import SUMMARIES
 from dograph.eval.recorded import domains_last, read_validation, watched_lines
 from dograph.plan.jobs import RESULT
 from dograph.progress import duration
@@ -18,7 +19,7 @@ from dograph.report.domains import DomainsView, domains_of
 from dograph.report.series import OpenRun, Series, curve
 from dograph.stats import ABOVE_ZERO, Estimate, t_interval
 from dograph.train.edits import edits_of
-from dograph.train.metrics import RARE, SUMMARIES
+from dograph.train.metrics import RARE
 from dograph.train.noise import HIGH, LOW, SCALE, measured_parameters
 
 ENVIRONMENT = "env.json"  # versions and devices

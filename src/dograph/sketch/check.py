@@ -100,9 +100,8 @@ class CheckedRecord:
             self.half = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
         wrapper = self.sketcher.wrapper
-        modules = {id(m): m for m in (wrapper, getattr(wrapper, "module", wrapper))}
         with ExitStack() as hooks:
-            for module in modules.values():
+            for module in {wrapper, getattr(wrapper, "module", wrapper)}:
                 hooks.enter_context(module.register_forward_hook(note, with_kwargs=True))
             yield
 
@@ -138,15 +137,13 @@ class CheckedRecord:
             return []
         for rule in rules:
             rule.shape = (num, rule.shape[1])
-        expected: list[torch.Size] = []
-        shapes: list[torch.Size] = []
+        shapes: dict[bool, list[torch.Size]] = {False: [], True: []}
         with self.undisturbed() as rewind, suppress(ValueError, RuntimeError, IndexError):
-            with torch.no_grad():
-                expected = [output.shape for output in self.call(num)]
-            rewind()
-            with torch.enable_grad():
-                shapes = [output.shape for output in self.call(num)]
-        return [rule for rule in rules if rule.spreads] if shapes != expected else []
+            for recorded in shapes:  # layers are tapped where gradients are enabled
+                with torch.set_grad_enabled(recorded):
+                    shapes[recorded] = [output.shape for output in self.call(num)]
+                rewind()
+        return [rule for rule in rules if rule.spreads] if shapes[True] != shapes[False] else []
 
     def outputs_of(self, loss_B: Tensor) -> list[Tensor]:
         """The model's outputs; refuses a loss that reaches into the model in another way."""

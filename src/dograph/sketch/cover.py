@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from dograph.errors import ConfigError, did_you_mean
-from dograph.sketch.gradients import HALF, is_sharded, undisturbed
+from dograph.sketch.gradients import HALF, undisturbed
 from dograph.sketch.rules import (
     EmbeddingRule,
     MatrixRule,
@@ -36,6 +37,7 @@ from dograph.sketch.rules import (
 
 _TORCH = (nn.Embedding, nn.Linear, nn.LayerNorm, nn.RMSNorm)
 _USUAL_EPS = (1e-5, 1e-6, 1e-8, 1e-12)
+_NORMS: list[tuple[NormKind, int]] = [("rms in float32", 0), ("rms in float32", 1), ("layer", 0)]
 _SAMPLES, _TOKENS = 2, 3  # of the inputs that a layer is tried out with
 
 
@@ -213,9 +215,7 @@ def _candidates(
         if weight is not None and set(own) <= {"weight", "bias"} and weight.dim() == 1:
             # eps is any number that the layer holds, or a usual one.
             held = [v for v in vars(module).values() if isinstance(v, float) and 0 < v < 0.1]
-            forms: tuple[tuple[NormKind, int], ...]
-            forms = ("rms in float32", 0), ("rms in float32", 1), ("layer", 0)
-            for eps, (kind, offset) in product(dict.fromkeys([*held, *_USUAL_EPS]), forms):
+            for eps, (kind, offset) in product(dict.fromkeys([*held, *_USUAL_EPS]), _NORMS):
                 norm = NormRule(path, module, own, kind=kind, eps=eps, offset=offset)
                 yield norm, partial(_is_norm, norm, numbers(len(weight), 1e-3))  # small: eps counts
         gain = GainRule(path, module, own)
@@ -264,7 +264,7 @@ def _with_weights(rule: Rule, *, random: bool = False) -> Iterator[dict[str, Ten
     values, draw = {}, torch.Generator().manual_seed(1)
     for own in rule.names:
         held: Tensor = rule.module._parameters[own]
-        if random or is_sharded(held) or held.is_meta or not held.any():
+        if random or isinstance(held, DTensor) or held.is_meta or not held.any():
             held = torch.randn(held.shape, generator=draw).to(held.device, held.dtype)
         values[own] = held.detach().requires_grad_()
     with swapped(rule.module, values):
@@ -281,13 +281,10 @@ def _output(function: Callable[[Tensor], Any], value: Tensor) -> Tensor | None:
 
 
 def _same_output(rule: Rule, value: Tensor, *, exactly: bool) -> bool:
-    expected = _output(rule.stock, value)
-    got = None if expected is None else _output(rule.formula, value)
-    if (
-        expected is None
-        or got is None
-        or (got.shape, got.dtype) != (expected.shape, expected.dtype)
-    ):
+    expected, got = _output(rule.stock, value), _output(rule.formula, value)
+    if expected is None or got is None:
+        return False
+    if (got.shape, got.dtype) != (expected.shape, expected.dtype):
         return False
     if got.is_meta:  # shapes without numbers, for forecasts
         return True

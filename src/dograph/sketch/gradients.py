@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dograph.errors import ConfigError
@@ -275,10 +274,6 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def is_sharded(parameter: Tensor) -> bool:
-    return isinstance(parameter, DTensor)
-
-
 class WorldRows:
     """Which rows of the world batch belong to which rank.
 
@@ -353,10 +348,9 @@ def gather_signals(
     """
     gathered: dict[str, Tensor] = {}
     for name in _GATHERED if losses else _GATHERED[1:]:
-        values = [value for r in results if (value := getattr(r, name)) is not None]
+        values = [value.detach() for r in results if (value := getattr(r, name)) is not None]
         if not values:
             continue
-        values = [value.detach() if value.requires_grad else value for value in values]
         if len(rows) == 1 < len(values):
             values = [torch.cat(values)]
         parts = [own.gather(value) for own, value in zip(rows, values, strict=True)]

@@ -17,7 +17,7 @@ Shapes: B samples, R x C a parameter, q x p its sketch before flattening, K = q 
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -202,26 +202,22 @@ def _shifted(value: Tensor, places: int) -> Tensor:
 # operations in all: redrawing in every step costs next to nothing.
 
 
-@dataclass(slots=True)
 class Bank:
-    """Random matrices and folds by name, filled by `draw`."""
+    """Random matrices of one `dtype` and folds, by name; filled by `draw`."""
 
-    projection: Projection
-    dtype: torch.dtype  # of the matrices
-    device: torch.device
-    # Shapes of what is drawn, a side of a matrix or the signs or rotations of a fold, by name and
-    # part; drawn together by kind ("entry", "hash", "sign", "turn") and columns: entries have
-    # variance 1 / columns.
-    wanted: dict[tuple[str, int], dict[tuple[str, str], tuple[int, ...]]] = field(
-        default_factory=lambda: defaultdict(dict)
-    )
-    epoch: int | None = None
-    folds: dict[str, Fold] = field(default_factory=dict)
-    _fold_sizes: dict[str, int] = field(default_factory=dict)
-    _starts: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # by kind and columns
-    _spread: dict[str, Tensor] = field(default_factory=dict)  # hashes as matrices, by name
-    _flat: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # all of a kind
-    _drawn: dict[tuple[str, str], Tensor] = field(default_factory=dict)  # views, by name and part
+    def __init__(self, projection: Projection, dtype: torch.dtype, device: torch.device) -> None:
+        self.projection, self.dtype, self.device = projection, dtype, device
+        # Shapes of what is drawn, a side of a matrix or the signs or rotations of a fold, by name
+        # and part; drawn together by kind ("entry", "hash", "sign", "turn") and columns: entries
+        # have variance 1 / columns.
+        self.wanted = defaultdict[tuple[str, int], dict[tuple[str, str], tuple[int, ...]]](dict)
+        self.epoch: int | None = None
+        self.folds: dict[str, Fold] = {}
+        self._fold_sizes: dict[str, int] = {}
+        self._starts: dict[tuple[str, int], Tensor] = {}  # by kind and columns
+        self._spread: dict[str, Tensor] = {}  # hashes as matrices, by name
+        self._flat: dict[tuple[str, int], Tensor] = {}  # all of a kind
+        self._drawn: dict[tuple[str, str], Tensor] = {}  # views, by name and part
 
     def add_matrix(self, name: str, shape: tuple[int, int], *, wide: bool) -> None:
         """Request both sides of a weight; a tied weight is requested once."""
@@ -257,7 +253,6 @@ class Bank:
         """
         if self.epoch == (epoch := self.projection.epoch(step)) or not self.wanted:
             return False
-        self._drawn = {}
         seed = self.projection.seed
         for (kind, columns), shapes in self.wanted.items():
             per_word = 1 if kind == "turn" else BITS
@@ -273,8 +268,7 @@ class Bank:
                 dtype = {"entry": self.dtype, "hash": torch.int8}.get(kind, wide)
                 scale = 1.0 if kind == "hash" else columns**-0.5
                 flat_N = signs(start_W, seed, epoch, scale, dtype)
-            if (held_N := self._flat.setdefault((kind, columns), flat_N)) is not flat_N:
-                held_N.copy_(flat_N)
+            held_N = self._flat.setdefault((kind, columns), flat_N).copy_(flat_N)
             parts = held_N.split([per_word * count for count in counts])
             for (key, shape), part_N in zip(shapes.items(), parts, strict=True):
                 self._drawn[key] = part_N[: math.prod(shape)].view(shape)

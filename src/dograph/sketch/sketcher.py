@@ -23,6 +23,7 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor, nn
 from torch._functorch import config as functorch
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dograph.choices import CUTTING, MODES, Kind, Mode, mode_conflicts
@@ -37,6 +38,7 @@ from dograph.sketch.rules import Rule, replaced_forward
 from dograph.types import Signals
 
 Check = Literal["first", "always", "never"]
+Below = list[tuple[Tensor, Tensor | None]]  # the residual stream at the cut and its gradient
 
 logger = logging.getLogger("dograph.sketch")
 
@@ -79,7 +81,7 @@ class Sketcher:
         self.mode, self.top_blocks, self.check = mode, top_blocks, check
         self.projection = Projection(dim=dim, kind=projection, seed=seed, refresh=refresh)
         self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        self.sharded = any(map(gradients.is_sharded, self.parameters.values()))
+        self.sharded = any(isinstance(p, DTensor) for p in self.parameters.values())
         # Whether the mode fills `.grad` itself; for shards only FSDP2 can, in a second backward.
         self.reduces = mode != "twopass" and not (mode == "head" and self.sharded)
         self._cuts = mode in CUTTING and self.reduces
@@ -96,14 +98,15 @@ class Sketcher:
         self._last_step: int | None = None  # of the last call of `backward`
         self._rows: WorldRows  # of the last recorded batch
         self.last_signals: Signals | None = None  # of the last batch that was weighed
-        self.outside: dict[str, float] | None = None  # parameters, by their share of all
+        # Parameters, by their share of all; None until a record shows them.
+        self.outside: dict[str, float] | None = None if self.reduces else {}
         self._tree = gradients.ModelTree(self.model)
         self._running = self._sketched = False
         self._num_checked = 0  # samples of the largest batch that was checked
         self._checked_layers: set[str] = set()
         self._seen: CheckedRecord | None = None  # of the record that is open, if it is checked
-        self._cut_hidden: Tensor | None = None  # the residual stream at the cut,
-        self._cut_leaf: Tensor | None = None  # and its copy, the input of the layers above
+        # The residual stream at the cut, and its copy, the input of the layers above.
+        self._at_cut: tuple[Tensor, Tensor] | None = None
         self._above: Callable[..., Any] = self.model.forward  # the forward above the cut
 
     def _cover(self, output: nn.Module | None) -> None:
@@ -185,7 +188,7 @@ class Sketcher:
         if not self.reduces or self.outside:
             # The first of two compiled backwards must not overwrite saved activations.
             stack.enter_context(functorch.patch(donated_buffer=False))
-        self._running, self._cut_hidden, self._cut_leaf = True, None, None
+        self._running, self._at_cut = True, None
         for rule in self.rules:
             known = rule.given, rule.replacement, self._above_cut
             if rule.module.__dict__.get("forward") not in known:
@@ -196,7 +199,7 @@ class Sketcher:
             rule.calls, rule.listening, rule.taps = 0, True, not self._cuts
             stack.enter_context(replaced_forward(rule.module, rule.replacement))
         if self._cuts:
-            stack.enter_context(self._cut())
+            self._cut(stack)
 
     def _require_no_other_backward(self) -> None:
         """Refuse loss.backward(): taps detach the parameters, and it would fill the slots alone."""
@@ -241,23 +244,19 @@ class Sketcher:
             self._builder.open_slots(shape, sketches=self.mode != "exact")
         return self._builder
 
-    @contextmanager
-    def _cut(self) -> Iterator[None]:
-        """Layers run unchanged below the cut; above it they are tapped."""
+    def _cut(self, stack: ExitStack) -> None:
+        """Until `stack` is closed layers run unchanged below the cut; above it they are tapped."""
         place = self.head
         if self.mode == "topdown":
             place = blocks_of(self.model)[1][-self.top_blocks]
         assert place is not None
         current = place.__dict__.get("forward")  # perhaps compiled or tapped
-        if current == self._above_cut:  # the record of an earlier micro-batch is still open
-            yield
-            return
-        self._above = current or place.forward
-        with replaced_forward(place, self._above_cut):
-            yield
+        if current != self._above_cut:  # else the record of an earlier micro-batch is still open
+            self._above = current or place.forward
+            stack.enter_context(replaced_forward(place, self._above_cut))
 
     def _above_cut(self, *args: Any, **kwargs: Any) -> Any:
-        if self._running and self._cut_leaf is not None:  # runs again, above its first run
+        if self._running and self._at_cut is not None:  # runs again, above its first run
             return self._above(*args, **kwargs)
         values = [*args, *kwargs.values()]
         tensors = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
@@ -276,7 +275,7 @@ class Sketcher:
             )
         leaf_BTD = hidden_BTD.detach().requires_grad_(torch.is_grad_enabled())
         if self._running:
-            self._cut_hidden, self._cut_leaf = hidden_BTD, leaf_BTD
+            self._at_cut = hidden_BTD, leaf_BTD
             for rule in self.rules:
                 rule.taps = True
         values[first] = leaf_BTD
@@ -298,7 +297,7 @@ class Sketcher:
         halves_of = [(r, pair) for r in self.rules for pair in r.halves_of_calls[: r.calls]]
         for rule in self.rules:  # checkpointed layers run again in the same way: tapped or not
             rule.taps, rule.calls = rule.calls > 0, 0
-        cut = [] if self._cut_leaf is None else [self._cut_leaf]
+        cut = [] if self._at_cut is None else [self._at_cut]
         if self.outside is None:
             self._find_outside(loss_B)
         others = [n for n in self.parameters if n not in (self.outside or {})]
@@ -307,7 +306,7 @@ class Sketcher:
             *slots,
             *(rule.vector_slot for rule in with_vector),
             *(slot for _, pair in halves_of for slot in pair),
-            *cut,
+            *(leaf_BTD for _, leaf_BTD in cut),
             *outputs,
             *strays.values(),
         ]
@@ -322,7 +321,7 @@ class Sketcher:
         sketches = [next(grads) for _ in slots]
         vectors = [(rule, next(grads)) for rule in with_vector]
         halves = [(rule, next(grads), next(grads)) for rule, _ in halves_of]
-        grad_BTD: Any = next(grads) if cut else None
+        below = [(hidden_BTD, next(grads)) for hidden_BTD, _ in cut]
         if self._seen is not None:
             finite = self._seen.keep([next(grads) for _ in outputs], self._slots_for[2])
             self._num_checked = self._num_checked if finite else 0  # if not: the next record
@@ -335,8 +334,8 @@ class Sketcher:
         pending = None
         if self.reduces:
             fill = partial(gradients.deferred_backward, halves, vectors)
-            pending = partial(self._backward, fill, loss_B, self._cut_hidden, grad_BTD)
-        self._cut_hidden = self._cut_leaf = None
+            pending = partial(self._backward, fill, loss_B, below)
+        self._at_cut = None
         return self._builder.result(loss_B, self._builder.groups(sketches, vectors), pending)
 
     def _require_losses(self, loss_B: Tensor) -> None:
@@ -363,9 +362,6 @@ class Sketcher:
 
     def _find_outside(self, loss_B: Tensor) -> None:
         """Parameters that the loss reaches without a tap: left out, or used elsewhere too."""
-        if not self.reduces:  # one backward for all
-            self.outside = {}
-            return
         covered = {name for rule in self.rules for name in rule.names.values()}
         reached = reached_parameters(loss_B, self.parameters, covered)
         size = sum(parameter.numel() for parameter in self.parameters.values())
@@ -380,12 +376,7 @@ class Sketcher:
             )
 
     def _backward(
-        self,
-        fill: Callable[[Tensor], None],
-        loss_B: Tensor,
-        hidden_BTD: Tensor | None,
-        grad_BTD: Tensor | None,
-        weight_B: Tensor,
+        self, fill: Callable[[Tensor], None], loss_B: Tensor, below: Below, weight_B: Tensor
     ) -> None:
         """`fill` from taps; then an ordinary backward below the cut and of parameters outside.
 
@@ -394,11 +385,11 @@ class Sketcher:
         """
         fill(weight_B)
         roots, grads = [], []
-        # Only if a layer below the cut is trained.
-        if hidden_BTD is not None and hidden_BTD.requires_grad and grad_BTD is not None:
-            by_sample = grad_BTD.reshape(len(weight_B), -1, grad_BTD.shape[-1])
-            roots.append(hidden_BTD)
-            grads.append(gradients.scaled(by_sample, weight_B).view_as(hidden_BTD))
+        for hidden_BTD, grad_BTD in below:
+            if hidden_BTD.requires_grad and grad_BTD is not None:  # a layer below is trained
+                by_sample = grad_BTD.reshape(len(weight_B), -1, grad_BTD.shape[-1])
+                roots.append(hidden_BTD)
+                grads.append(gradients.scaled(by_sample, weight_B).view_as(hidden_BTD))
         if self.outside:
             roots.append((weight_B.to(loss_B.dtype) * loss_B).sum())
             grads.append(torch.ones_like(roots[-1]))
@@ -418,7 +409,7 @@ class Sketcher:
 
     def _explicit(self, loss_B: Tensor, per_sample: Gradients) -> MicroBatchResult:
         fill = partial(gradients.explicit_backward, per_sample, self.parameters)
-        pending = partial(self._backward, fill, loss_B, None, None)
+        pending = partial(self._backward, fill, loss_B, [])
         return self._builder.result(loss_B, self.sketch_gradients(per_sample), pending)
 
     def sketch_gradients(self, per_sample: Gradients) -> dict[str, Tensor]:

@@ -110,10 +110,8 @@ class World:
 @contextmanager
 def open_world(device: str) -> Iterator[World]:
     """The processes that torchrun started, or this one alone."""
-    rank, size, local = (
-        int(os.environ.get(name, default))
-        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
-    )
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    rank, local = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
     world = World(rank=rank if size > 1 else 0, size=size, device=pick_device(device, local))
     on_gpu = world.device.type == "cuda"
     if on_gpu:

@@ -176,10 +176,8 @@ def _gradients(
     """Full gradients of all samples: written once, read for the sketch and the weighted sum."""
     work = []
     looked_up = {rule.names["weight"] for rule in rules if isinstance(rule, EmbeddingRule)}
-    by_name: dict[str, Rule] = {}  # a tied weight has one gradient
-    for rule in rules:
-        if rule.matrix is not None:
-            by_name.setdefault(rule.names["weight"], rule)
+    # A tied weight has one gradient.
+    by_name = {rule.names["weight"]: rule for rule in rules if rule.matrix is not None}
     for name, rule in by_name.items():
         on_rows, on_columns = rule.module.weight.shape
         q, p = Projection(dim=sketch.dim).sides(wide=rule.wide)

@@ -31,14 +31,12 @@ from torch import Tensor
 
 from dograph.choices import TWO_SIDED, Mode
 from dograph.config import DEFAULT_DIM, RunConfig
-from dograph.data.corpus import SUMMARIES as SUMMARIES
 from dograph.data.corpus import Corpus, even_blocks, spaced_blocks
 from dograph.domains.graph import DomainGraph
 from dograph.files import write_bytes, write_json
 from dograph.mixers.base import Mixer, read_together
-from dograph.models.loss import PerSampleLoss, uncompiled
-from dograph.records import Row as Row
-from dograph.records import unpacked
+from dograph.models.loss import PerSampleLoss
+from dograph.records import Row, unpacked
 from dograph.sketch.gradients import undisturbed
 from dograph.sketch.projection import Projection
 from dograph.sketch.sketcher import Sketcher
@@ -91,7 +89,7 @@ def step_rows(
     rows = []
     for n, record in enumerate(records):
         row: dict[str, Any] = {"step": record.step + 1}
-        row |= loss_row("train", float(loss_NB[n].mean()), None)
+        row["train/loss_nats"] = float(loss_NB[n].mean())
         own = {source: loss_NB[n][source_NB[n] == s] for s, source in enumerate(sources)}
         nats = {source: float(loss_b.mean()) for source, loss_b in own.items() if len(loss_b)}
         known = {source: size for source in nats if (size := bytes_per_token[source])}
@@ -394,7 +392,7 @@ class Probes:
         how, half = self.config.sketch, self.config.train.half
         mode = "head" if how.mode == "head" else mode
         sketcher = open_sketcher(self.model, self.model.head, how, mode, projection)
-        with uncompiled():
+        with torch.compiler.set_stance("force_eager"):  # the shapes of probes vary
             looks = sketch_rows(sketcher, token_NT, at_once=self.at_once, step=step, half=half)
             losses, sketches = zip(*looks, strict=True)
         return torch.cat(losses), torch.cat(sketches)

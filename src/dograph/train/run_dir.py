@@ -67,19 +67,19 @@ class RunDirectory:
     def open(cls, path: Path) -> "RunDirectory":
         """An existing run."""
         run = cls(path)
-        if not run.config_file.is_file() and is_locked(path / LOADING):
+        if run.config_file.is_file():
+            return run
+        if is_locked(path / LOADING):
             raise RunError(f"{path} is still loading; try again once its first steps are shown")
-        if not run.config_file.is_file():
-            what = "It is a prepared corpus. " if (path / "manifest.json").is_file() else ""
-            if not path.exists():
-                what = "There is no such folder. "
-            if (path / "compare.json").is_file():
-                what = f"It is a comparison; its runs are the folders in {path / 'cells'}. "
-            raise RunError(
-                f"{path} is not a run: it has no config.yaml. {what}Runs are made by: dograph "
-                "train run=DIR"
-            )
-        return run
+        what = "It is a prepared corpus. " if (path / "manifest.json").is_file() else ""
+        if not path.exists():
+            what = "There is no such folder. "
+        if (path / "compare.json").is_file():
+            what = f"It is a comparison; its runs are the folders in {path / 'cells'}. "
+        raise RunError(
+            f"{path} is not a run: it has no config.yaml. {what}Runs are made by: dograph train "
+            "run=DIR"
+        )
 
     @contextmanager
     def loading(self) -> Iterator[None]:

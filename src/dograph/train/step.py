@@ -238,7 +238,7 @@ class TrainStep:
         torch.manual_seed(key64(self.config.seed, "dropout", *place) >> 1)
         if sketcher is not None:
             sketcher.prepare(micro.step)
-        compute = partial(self.compute, sketcher=sketcher, keep=keep, weighs=weighs)
+        compute = partial(self.compute, keep=keep, weighs=weighs)
         several = micro.number > 0 or not micro.last
         if self.graphs is None or (several and self.strategy == "keep"):  # one graph holds one
             return compute(taps, micro.token_bT)
@@ -247,15 +247,10 @@ class TrainStep:
         return result
 
     def compute(
-        self,
-        taps: ExitStack,
-        token_bT: Tensor,
-        *,
-        sketcher: Sketcher | None,
-        keep: bool,
-        weighs: bool,
+        self, taps: ExitStack, token_bT: Tensor, *, keep: bool, weighs: bool
     ) -> MicroBatchResult:
         """`collect` without what a CUDA graph cannot repeat."""
+        sketcher = None if weighs else self.sketcher
         if sketcher is not None:
             if not keep:
                 taps.enter_context(self.world.accumulating(self.model, last=False))

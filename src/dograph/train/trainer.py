@@ -28,7 +28,7 @@ from dograph.data.sampler import WeightEntry, sample_origin, sample_place
 from dograph.errors import ConfigError, NonFiniteError, RunError, require
 from dograph.files import sha256_of, sync_file, write_json, write_text
 from dograph.mixers.registry import build_mixer, require_compatible
-from dograph.models.loss import compile_regions, uncompiled
+from dograph.models.loss import compile_regions
 from dograph.progress import Progress
 from dograph.records import checked_step, read_lines
 from dograph.train import assembly, checkpoint, metrics
@@ -406,7 +406,7 @@ class Trainer:
             return loss_b
 
         model.eval()
-        with uncompiled():
+        with torch.compiler.set_stance("force_eager"):  # shapes vary
             nats, each = metrics.validate(losses, blocks_of, train.micro_batch_size or 16, world)
         at_rest(model)
         model.train()
