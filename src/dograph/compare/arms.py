@@ -42,6 +42,7 @@ class ComparedMethod:
     mixer: Mapping[str, Any]  # name and options, as in a configuration
     own: Mapping[str, Any] = field(default_factory=dict)  # settings, of the sections in OWN
     of_all: bool = False  # left out if it cannot run: `without_unable`
+    length: float = 1.0  # of its runs, over train.steps
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.label):
@@ -53,7 +54,14 @@ class ComparedMethod:
     def config(self, base: RunConfig) -> RunConfig:
         """The configuration `base` with this method's mixer and settings."""
         values = merge(base.model_dump(mode="json"), dict(self.own))
-        return parse_config(values | {"mixer": dict(self.mixer)}, f"method {self.label}")
+        config = parse_config(values | {"mixer": dict(self.mixer)}, f"method {self.label}")
+        return stretched(config, round(self.length * config.train.steps))
+
+    def at_rate(self, rate: float, base: RunConfig) -> "ComparedMethod":
+        """With another highest learning rate; the first and the last keep their ratio to it."""
+        optim = self.config(base).optim
+        rates = {key: getattr(optim, key) * rate / optim.lr for key in ("lr_start", "lr_end")}
+        return replace(self, own=merge(dict(self.own), {"optim": {"lr": rate, **rates}}))
 
     def built(self) -> Mixer:
         options = {name: value for name, value in self.mixer.items() if name != "name"}
@@ -68,6 +76,15 @@ class ComparedMethod:
     def is_sketched(self) -> bool:
         """Whether its runs sketch gradients and can be probed; a planned mixture is only drawn."""
         return "sketch" in mixer_class(self.mixer["name"]).needs and not self.is_planned
+
+
+def stretched(config: RunConfig, steps: int) -> RunConfig:
+    """The same run with another number of steps; warm-up keeps its share of them."""
+    if steps == config.train.steps:
+        return config
+    train = config.train.model_copy(update={"steps": steps})
+    optim = config.optim.model_copy(update={"warmup_steps": config.warmup_over(steps)})
+    return config.model_copy(update={"train": train, "optim": optim})
 
 
 def parse_methods(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from dograph.compare.arms import Ask, ComparedMethod
+from dograph.compare.arms import Ask, ComparedMethod, stretched
 from dograph.config import RunConfig
 from dograph.data.corpus import Corpus
 from dograph.errors import DographError
@@ -111,15 +111,6 @@ def equal_compute(prices: Mapping[str, Price], steps: int) -> dict[str, int]:
         key: max(int((total - price.plan) / price.step + 1e-9), steps)
         for key, price in prices.items()
     }
-
-
-def stretched(config: RunConfig, steps: int) -> RunConfig:
-    """The same run with another number of steps; warm-up keeps its share of them."""
-    if steps == config.train.steps:
-        return config
-    train = config.train.model_copy(update={"steps": steps})
-    optim = config.optim.model_copy(update={"warmup_steps": config.warmup_over(steps)})
-    return config.model_copy(update={"train": train, "optim": optim})
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,14 +32,12 @@ from pydantic import TypeAdapter
 from dograph import stats
 from dograph.bench.arms import Arm, open_arm, segments
 from dograph.bench.session import release, run_segments
-from dograph.compare.arms import Ask, ComparedMethod
-from dograph.compare.cells import Cell, Plans, Say, lay_out, stretched
-from dograph.compare.findings import CellFindings, Contrast, EqualTime, Findings, TriedRate
-from dograph.config import RunConfig, merge, parse_config
-from dograph.data.corpus import Corpus
+from dograph.compare.arms import Ask
+from dograph.compare.cells import Cell, Say
+from dograph.compare.findings import CellFindings, Contrast, EqualTime, Findings
+from dograph.config import merge, parse_config
 from dograph.errors import DographError, RunError
 from dograph.files import write_json
-from dograph.plan.jobs import Result
 from dograph.records import read_record
 from dograph.stats import METRICS, Estimate
 from dograph.train.distributed import keep_freed_memory, pick_device
@@ -49,70 +47,49 @@ WARM_UP = 12  # steps; the domains of a stream are known after ten
 PRICES = "prices.json"
 
 
-def longer_cells(ask: Ask, cells: Sequence[Cell]) -> list[Cell]:
-    """The longer runs of the baseline, for each of its cells."""
-    made = []
-    for cell in cells if ask.budget == "time" else ():
-        if cell.method != ask.methods[0].label:
-            continue
-        for length in LENGTHS:
-            own = replace(cell, method=f"{cell.method}-x{length:g}")
-            config = stretched(cell.config, round(length * cell.config.train.steps))
-            run = str(Path(cell.config.run).with_name(own.label))
-            made.append(replace(own, config=config.model_copy(update={"run": run})))
-    return made
+def with_longer_runs(ask: Ask) -> Ask:
+    """With the longer runs of the baseline, as methods that are not compared."""
+    if ask.budget != "time":
+        return ask
+    baseline = ask.methods[0]
+    longer = (replace(baseline, label=f"{baseline.label}-x{x:g}", length=x) for x in LENGTHS)
+    return replace(ask, methods=(*ask.methods, *longer))
 
 
-def tuning_cells(ask: Ask, corpus: Corpus, plans: Plans) -> dict[tuple[str, float], Cell]:
-    """The runs that choose learning rates, by method and rate; a plan is that of the first seed."""
-    changes = merge(ask.config.model_dump(mode="json"), dict(ask.tune))
-    config = parse_config(changes, "--tune")
+def tuning(ask: Ask) -> Ask:
+    """The comparison that chooses learning rates: every method at every rate, on one seed."""
+    config = parse_config(merge(ask.config.model_dump(mode="json"), dict(ask.tune)), "--tune")
     if "warmup_steps" not in ask.tune.get("optim", {}):
         warmup = {"warmup_steps": ask.config.warmup_over(config.train.steps)}
         config = config.model_copy(update={"optim": config.optim.model_copy(update=warmup)})
-    keys, methods = [], []
+    methods = [
+        replace(method.at_rate(rate, config), label=f"{method.label}-lr{rate:g}")
+        for method in ask.methods
+        for rate in ask.rates
+    ]
+    ask = replace(ask, config=config, methods=tuple(methods), seeds=(config.seed,))
+    return replace(ask, budget="tokens", rates=(), tune={}, out=ask.out / "tuning")
+
+
+def with_best_rates(ask: Ask, found: Findings, say: Say) -> Ask:
+    """Every method at the rate whose mean loss over sources was lowest in that comparison."""
+    loss_of = {own.label: own.losses["mean"].mean for own in found.methods if own.losses}
+    methods = []
     for method in ask.methods:
-        plan = plans.get((method.label, ask.seeds[0]), plans.get((method.label, None)))
-        for rate in ask.rates:
-            trial = replace(at_rate(method, rate, config), label=f"{method.label}-lr{rate:g}")
-            plans = plans if plan is None else plans | {(trial.label, None): plan}
-            keys.append((method.label, rate))
-            methods.append(trial)
-    asked = replace(ask, config=config, methods=tuple(methods), budget="tokens")
-    asked = replace(asked, seeds=(config.seed,), out=ask.out / "tuning")
-    return dict(zip(keys, lay_out(asked, corpus, plans), strict=True))
-
-
-def at_rate(method: ComparedMethod, rate: float, base: RunConfig) -> ComparedMethod:
-    """The method with another highest learning rate; the first and last keep their ratio to it."""
-    optim = method.config(base).optim
-    names = ("lr", "lr_start", "lr_end")
-    rates = {name: getattr(optim, name) * rate / optim.lr for name in names}
-    return replace(method, own=merge(dict(method.own), {"optim": rates | {"lr": rate}}))
-
-
-def choose_rates(
-    ask: Ask, cells: Mapping[tuple[str, float], Cell], results: Mapping[str, Result]
-) -> tuple[Ask, list[TriedRate]]:
-    """Every method at the rate with the lowest mean loss over sources on the tuning seed."""
-    loss_of: dict[tuple[str, float], float] = dict.fromkeys(cells, math.nan)
-    for key, cell in cells.items():
-        if cell.label in results:
-            loss_of[key] = statistics.fmean(results[cell.label].losses.values())
-    tried, methods = [], []
-    for method in ask.methods:
-        finite = {r: x for (m, r), x in loss_of.items() if m == method.label and math.isfinite(x)}
-        if not finite:
+        losses = {rate: loss_of.get(f"{method.label}-lr{rate:g}", math.nan) for rate in ask.rates}
+        if not any(map(math.isfinite, losses.values())):
             raise RunError(
-                f"{method.label} has no run with a finite loss at any of --rates "
-                f"{', '.join(f'{rate:g}' for rate in ask.rates)}; the logs of its runs are in "
-                f"{ask.out / 'tuning' / 'cells'}"
+                f"{method.label} has no finite loss at any of --rates; look at the logs of its "
+                f"runs in {ask.out / 'tuning'}"
             )
-        best = min(finite, key=lambda rate: finite[rate])
-        methods.append(at_rate(method, best, ask.config))
-        rates = ((rate, loss_of[method.label, rate]) for rate in ask.rates)
-        tried += [TriedRate(method.label, rate, loss, rate == best) for rate, loss in rates]
-    return replace(ask, methods=tuple(methods)), tried
+        best = min(losses, key=lambda rate: (math.isnan(losses[rate]), losses[rate]))
+        methods.append(method.at_rate(best, ask.config))
+        if len(losses) > 1 and best in (ask.rates[0], ask.rates[-1]):
+            say(
+                f"warning: the best learning rate of {method.label}, {best:g}, is at the end of "
+                "--rates; a wider grid may be fairer"
+            )
+    return replace(ask, methods=tuple(methods))
 
 
 def measure_prices(ask: Ask, cells: Sequence[Cell], say: Say) -> dict[str, list[float]]:
@@ -123,9 +100,10 @@ def measure_prices(ask: Ask, cells: Sequence[Cell], say: Say) -> dict[str, list[
     """
     file = ask.out / PRICES
     prices = read_record(file, TypeAdapter(dict[str, list[float]]).validate_python) or {}
-    plain = {m.label: [1.0] for m in ask.methods if m.is_planned or not m.built().needs}
+    others = [method for method in ask.methods[1:] if method.length == 1]
+    plain = {m.label: [1.0] for m in others if m.is_planned or not m.built().needs}
     first = {cell.method: cell for cell in reversed(cells)}  # of the first seed
-    todo = [own for own in first.values() if not own.problem and own.method not in prices | plain]
+    todo = [first[m.label] for m in others if m.label not in prices | plain]
     if not todo:
         return prices | plain
     device, threads = pick_device(ask.config.train.device), torch.get_num_threads()
@@ -221,23 +199,21 @@ class Curve:
         return float(np.exp(np.interp(-loss, -mean_L, np.log(self.length_L))))
 
 
-def with_equal_time(
-    findings: Findings, longer: Sequence[CellFindings], prices: Mapping[str, list[float]]
-) -> Findings:
+def with_equal_time(findings: Findings, prices: Mapping[str, list[float]]) -> Findings:
     """The findings, with every method beside the baseline at equal time."""
-    cell_of: dict[str, dict[int, CellFindings]] = {}
-    for cell in (*findings.finished, *(cell for cell in longer if cell.error is None)):
-        cell_of.setdefault(cell.method, {})[cell.seed] = cell
+    cell_of: dict[str, dict[int, CellFindings]] = {own.label: {} for own in findings.methods}
+    for cell in findings.finished:
+        cell_of[cell.method][cell.seed] = cell
     names = [findings.baseline, *(f"{findings.baseline}-x{length:g}" for length in LENGTHS)]
-    lengths = [cell_of.get(name, {}) for name in names]
-    others = [own for own in findings.methods if own.label != findings.baseline]
+    others = [label for label in cell_of if label not in names]
     made: dict[str, EqualTime] = {}
     tests: dict[tuple[str, str], Estimate] = {}
-    for label in (method.label for method in others):
-        own = {seed: cell for seed, cell in cell_of.get(label, {}).items() if seed in lengths[-1]}
-        cells = [[own[seed], *(of[seed] for of in lengths)] for seed in own if seed in lengths[0]]
-        if not cells or label not in prices:
+    for label in others:
+        runs = [cell_of[name] for name in (label, *names)]
+        seeds = [seed for seed in findings.seeds if all(seed in own for own in runs)]
+        if not seeds or label not in prices:
             continue
+        cells = [[own[seed] for own in runs] for seed in seeds]
         price = stats.mean_estimate(prices[label])
         pairs = ((method.seconds, plain.seconds) for method, plain, *_ in cells)
         time = price.value + statistics.fmean(a.plan / b.train for a, b in pairs if a and b)
@@ -248,19 +224,17 @@ def with_equal_time(
             tests[label, metric] = curve.difference(own_N, time, price, len(others))
             if metric == "mean":
                 worth = curve.length_of(float(own_N.mean()))
-                made[label] = EqualTime(
-                    ratio=price, time=time, differences={}, worth=worth, most=float(length_L[-1])
-                )
+                made[label] = EqualTime(price, time, {}, worth, float(length_L[-1]))
     for metric in METRICS:
-        family = [tests.get((method.label, metric)) for method in others]
+        family = [tests.get((label, metric)) for label in others]
         adjusted = stats.holm([test.p_value if test else None for test in family])
-        for method, test, p_holm in zip(others, family, adjusted, strict=True):
+        for label, test, p_holm in zip(others, family, adjusted, strict=True):
             if test is not None and test.num:
                 over_seeds = (test.value, test.num, test.interval, test.simultaneous, test.p_value)
                 contrast = Contrast(*over_seeds, p_holm, None, stats.claim(test, p_holm))
-                made[method.label].differences[metric] = contrast
+                made[label].differences[metric] = contrast
     methods = [replace(own, equal_time=made.get(own.label)) for own in findings.methods]
-    findings = replace(findings, methods=methods, longer=list(longer))
+    findings = replace(findings, methods=methods)
     return replace(findings, notes=[*findings.notes, *_notes(findings)])
 
 
@@ -278,14 +252,4 @@ def _notes(findings: Findings) -> Iterator[str]:
             yield (
                 f"{method.label} takes {own.time:.2f} times as long, beyond the longest run of "
                 f"{findings.baseline}: no difference at equal time"
-            )
-    yield from (f"failed: {cell.error}" for cell in findings.longer if cell.error)
-    for method in findings.methods:
-        tried = [own for own in findings.rates if own.method == method.label]
-        rates = sorted(own.rate for own in tried)
-        best = next((own.rate for own in tried if own.chosen), None)
-        if len(rates) > 1 and best in (rates[0], rates[-1]):
-            yield (
-                f"warning: the best learning rate of {method.label}, {best:g}, is at the end of "
-                "--rates; a wider grid may be fairer"
             )

@@ -95,7 +95,7 @@ class Contrasts:
         return contrast
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class EqualTime:
     """A method beside the baseline, trained for as long as the method takes."""
 
@@ -112,16 +112,6 @@ class EqualTime:
             return "-"
         sign = "<" if self.worth <= 1 else ">" if self.worth >= self.most else ""
         return f"{sign}{self.worth:.3f}"
-
-
-@dataclass(frozen=True, slots=True)
-class TriedRate:
-    """A learning rate that was tried for a method, on the tuning seed."""
-
-    method: str
-    rate: float
-    loss: Number  # mean over sources; NaN: the run failed
-    chosen: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +141,7 @@ class MethodFindings:
 
     label: str
     mixer: dict[str, Any]
+    own: dict[str, Any] = field(default_factory=dict)  # settings that only this method has
     cells: list[str]
     failed: list[str]
     plans: list[Planned]
@@ -210,8 +201,6 @@ class Findings:
     cells: list[CellFindings]
     failures: dict[str, str]
     notes: list[str]
-    longer: list[CellFindings] = field(default_factory=list)  # runs of the baseline, for equal time
-    rates: list[TriedRate] = field(default_factory=list)
 
     @property
     def labels(self) -> list[str]:
@@ -322,16 +311,14 @@ def build_findings(
 ) -> Findings:
     """Results per cell, method and source; differences, intervals, costs, versions."""
     tokens, baseline = corpus.tokens_by_source(), ask.methods[0].label
-    rows = [
-        cell_findings(own, results.get(own.label), failures.get(own.label), tokens) for own in cells
-    ]
+    rows = [_cell(own, results.get(own.label), failures.get(own.label), tokens) for own in cells]
     runs: dict[str, dict[int, RunLosses]] = {method.label: {} for method in ask.methods}
     skipped = Skipped()
     for row in rows:
         if row.error is None:
             blocks = read_validation(RunDirectory(Path(row.run)).validation_file, skipped)
             runs[row.method][row.seed] = RunLosses(row.losses, row.summaries, blocks)
-    others = [method.label for method in ask.methods if method.label != baseline]
+    others = [own.label for own in ask.methods if own.label != baseline and own.length == 1]
     differences = contrasts(runs, baseline, others, tokens)
     methods = []
     for method in ask.methods:
@@ -360,7 +347,7 @@ def build_findings(
     return replace(findings, notes=[*_notes(findings), *damaged])
 
 
-def cell_findings(
+def _cell(
     cell: Cell, result: Result | None, error: str | None, tokens: Mapping[str, int]
 ) -> CellFindings:
     known: dict[str, Any] = {}
@@ -408,6 +395,7 @@ def _method(
     row = MethodFindings(
         label=method.label,
         mixer=dict(method.mixer),
+        own=dict(method.own),
         needs=method.built().inputs,
         differences=differences,
         cells=[cell.label for cell in cells],

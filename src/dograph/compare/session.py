@@ -11,10 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dograph.compare import equal_time
 from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell, Say, lay_out, make_plans
-from dograph.compare.findings import REPORT, Findings, TriedRate, build_findings, cell_findings
+from dograph.compare.equal_time import (
+    measure_prices,
+    tuning,
+    with_best_rates,
+    with_equal_time,
+    with_longer_runs,
+)
+from dograph.compare.findings import REPORT, Findings, build_findings
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, DographError
 from dograph.files import plain, write_json
@@ -35,22 +41,13 @@ def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) 
     """
     corpus = open_corpus(ask, say)
     ask.take_folder(corpus, shared=shares_folder)
-    plans, rates = make_plans(ask, pool, say), list[TriedRate]()
     if ask.rates:
-        trials = equal_time.tuning_cells(ask, corpus, plans)
-        results, _ = train_cells([*trials.values()], corpus, pool)
-        ask, rates = equal_time.choose_rates(ask, trials, results)
-    cells = lay_out(ask, corpus, plans)
-    longer = equal_time.longer_cells(ask, cells)
-    prices = equal_time.measure_prices(ask, cells, say) if longer else {}
-    results, failures = train_cells([*cells, *longer], corpus, pool)
-    findings = replace(build_findings(ask, corpus, cells, results, failures), rates=rates)
-    if longer:
-        tokens = corpus.tokens_by_source()
-        found = [
-            cell_findings(c, results.get(c.label), failures.get(c.label), tokens) for c in longer
-        ]
-        findings = equal_time.with_equal_time(findings, found, prices)
+        ask = with_best_rates(ask, run_compare(tuning(ask), pool, say), say)
+    cells = lay_out(ask := with_longer_runs(ask), corpus, make_plans(ask, pool, say))
+    prices = measure_prices(ask, cells, say) if ask.budget == "time" else {}
+    findings = build_findings(ask, corpus, cells, *train_cells(cells, corpus, pool))
+    if prices:
+        findings = with_equal_time(findings, prices)
     write_json(ask.out / REPORT, plain(findings))
     return findings
 
@@ -154,17 +151,13 @@ def forecast_lines(ask: Ask, corpus: Corpus, flag: str = "--mixers") -> Iterator
     if refused:
         errors = "\n".join(f"{label}: {error}" for label, error in refused.items())
         raise ConfigError(f"{errors}\nOr leave {', '.join(refused)} out of {flag}")
-    cells = lay_out(ask, corpus, {})
+    trials = lay_out(tuning(ask), corpus, {}) if ask.rates else []
+    cells = lay_out(ask := with_longer_runs(ask), corpus, {})
     methods, seeds = len(ask.methods), len(ask.seeds)
     listed = ", ".join(map(str, ask.seeds))
     yield f"{len(cells)} cells: {methods} methods x {seeds} seeds ({listed})"
-    more_cells = [*equal_time.longer_cells(ask, cells)]
-    if more_cells:
-        yield f"  {len(more_cells)} longer runs of {ask.methods[0].label}, for equal time"
-    if ask.rates:
-        trials = equal_time.tuning_cells(ask, corpus, {}).values()
-        more_cells += trials
-        yield f"  {len(trials)} runs to choose learning rates"
+    if trials:
+        yield f"  {len(trials)} more runs choose the learning rates"
     more = " or more" if ask.budget == "compute" else ""
     number = f"{seeds} plans, each" if ask.replan else "one plan for all seeds"
     for cell in cells[:methods]:
@@ -174,7 +167,7 @@ def forecast_lines(ask: Ask, corpus: Corpus, flag: str = "--mixers") -> Iterator
             yield f"    {number}: {plans[cell.method]}"
     if plans:
         yield "  plans are estimated by their first proxies; later ones may depend on their results"
-    flops = sum(cell.flops for cell in (*cells, *more_cells))
+    flops = sum(cell.flops for cell in (*cells, *trials))
     seconds = flops / measure_speed(ask.config, corpus)
     yield (
         f"total: {flops:.3g} FLOPs without plans, about {duration(seconds)} of one worker here, "

@@ -65,7 +65,8 @@ def equal_time_table(findings: Findings) -> TextTable | None:
     if findings.budget != "time":
         return None
     title = f"{findings.baseline} and each method at equal time, mean loss in nats"
-    rows = [[_name(method), *_time_cells(method, findings)] for method in findings.methods]
+    shown = [m for m in findings.methods if m.differences or m.label == findings.baseline]
+    rows = [[_name(method), *_time_cells(method)] for method in shown]
     return TextTable(title, ("method", *TIME_COLUMNS), rows, only_first_folds=True)
 
 
@@ -106,9 +107,8 @@ def _loss_cells(method: MethodFindings) -> list[str]:
     return [mean, *shown, *others]
 
 
-def _time_cells(method: MethodFindings, findings: Findings) -> list[str]:
-    rates = [own.rate for own in findings.rates if own.method == method.label and own.chosen]
-    shown = ["".join(f"{rate:g}" for rate in rates)]
+def _time_cells(method: MethodFindings) -> list[str]:
+    shown = [f"{method.own.get('optim', {}).get('lr', ''):}"]
     tokens = method.differences.mean if method.differences else None
     shown.append(f"{tokens.mean:+.4f}" if tokens and tokens.seeds else "")
     if (own := method.equal_time) is None:

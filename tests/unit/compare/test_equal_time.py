@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,12 +13,11 @@ from comparisons import ask, made, printed, run_of
 from dograph import stats
 from dograph.compare import equal_time
 from dograph.compare.arms import parse_rates
-from dograph.compare.equal_time import Curve, at_rate, choose_rates, tuning_cells
+from dograph.compare.equal_time import Curve, tuning, with_best_rates
 from dograph.compare.findings import Findings
-from dograph.compare.session import forecast_lines, open_corpus
+from dograph.compare.session import forecast_lines
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, RunError
-from dograph.plan.jobs import Result
 from dograph.stats import Estimate, mean_estimate
 from lab_runs import Here
 
@@ -123,28 +123,40 @@ def asked(place):
     return replace(asked, budget="time", **own)
 
 
-def result(loss):
-    cost = {"seconds": 1.0, "peak_bytes": 1, "epochs": {}, "steps": 1, "tokens": 1}
-    return Result({"a": loss, "b": loss}, [], {}, "", 1, **cost)
+def tried(losses):
+    """The findings of the runs that choose rates, as far as they are read."""
+    spreads = {name: {"mean": SimpleNamespace(mean=loss)} for name, loss in losses.items()}
+    return SimpleNamespace(
+        methods=[SimpleNamespace(label=name, losses=own) for name, own in spreads.items()]
+    )
 
 
 def test_every_method_gets_its_own_best_rate(asked):
-    cells = tuning_cells(asked, open_corpus(asked), {})
-    label = "dograph-num_domains-2"
-    losses = {("natural", 1e-4): 5.0, ("natural", 3e-3): 4.9, (label, 1e-4): 4.7}
-    results = {cells[key].label: result(loss) for key, loss in losses.items()}
-    chosen, tried = choose_rates(asked, cells, results)
+    label, said = "dograph-num_domains-2", []
+    names = [f"{name}-lr{rate}" for name in ("natural", label) for rate in ("0.0001", "0.003")]
+    trials = tuning(asked)
+    assert [method.label for method in trials.methods] == names
+    assert (trials.seeds, trials.out.name, trials.rates) == ((9,), "tuning", ())
+    assert trials.config.seed == 9
+    found = tried(dict(zip(names[:3], (5.0, 4.9, 4.7), strict=True)))  # the last one failed
+    chosen = with_best_rates(asked, found, said.append)
     assert [method.own["optim"]["lr"] for method in chosen.methods] == [3e-3, 1e-4]
-    assert [(t.method, t.rate) for t in tried if t.chosen] == [("natural", 3e-3), (label, 1e-4)]
-    assert math.isnan(tried[-1].loss)
-    with pytest.raises(RunError, match="no run with a finite loss"):
-        choose_rates(asked, cells, {})
-    assert {cell.seed for cell in cells.values()} == {9}
-    assert all("tuning" in cell.config.run for cell in cells.values())
+    assert "0.003, is at the end of --rates" in said[0]
+    found = tried({names[0]: math.nan, names[1]: 6.0, names[2]: math.nan})
+    with pytest.raises(RunError, match=f"{label} has no finite loss"):
+        with_best_rates(asked, found, said.append)
+
+
+def test_warm_up_keeps_its_share_of_other_steps(asked):
+    assert tuning(replace(asked, tune={"seed": 9, "train": {"steps": 60}})).config.optim == (
+        asked.config.optim.model_copy(update={"warmup_steps": 6})
+    )
+    given = {"seed": 9, "train": {"steps": 60}, "optim": {"warmup_steps": 5}}
+    assert tuning(replace(asked, tune=given)).config.optim.warmup_steps == 5
 
 
 def test_the_shape_of_the_schedule_is_kept(asked):
-    config = at_rate(asked.methods[0], 4e-3, asked.config).config(asked.config)
+    config = asked.methods[0].at_rate(4e-3, asked.config).config(asked.config)
     old, new = asked.config.optim, config.optim
     assert new.lr == 4e-3
     assert new.lr_end / new.lr == pytest.approx(old.lr_end / old.lr)
@@ -174,11 +186,8 @@ def test_a_comparison_at_equal_time(place, asked, monkeypatch):
     assert pool.made == []
     at_time = found["methods"][1]["equal_time"]
     own, plain = (
-        [cell["summaries"]["mean"] for cell in cells if cell["method"] == name]
-        for cells, name in (
-            (found["cells"], method["label"]),
-            (found["longer"], "natural-x1.05"),
-        )
+        [cell["summaries"]["mean"] for cell in found["cells"] if cell["method"] == name]
+        for name in (method["label"], "natural-x1.05")
     )
     difference = at_time["differences"]["mean"]["mean"]
     assert difference == pytest.approx(np.mean(own) - np.mean(plain), abs=1e-3)
@@ -188,18 +197,18 @@ def test_a_comparison_at_equal_time(place, asked, monkeypatch):
     assert f"{at_time['time']:.3f}" in text
     assert any("equal time: natural also trained" in note for note in found["notes"])
     lines = "\n".join(forecast_lines(asked, Corpus(asked.config.data.corpus)))
-    assert "4 longer runs of natural" in lines
-    assert "4 runs to choose learning rates" in lines
+    assert "natural-x1.12: 22 steps" in lines
+    assert "4 more runs choose the learning rates" in lines
 
 
 def test_a_price_beyond_the_longest_run_makes_no_difference(asked):
     values = json.loads((asked.out / "compare.json").read_text())
     findings = replace(Findings.of_json(values), notes=[])
     label = "dograph-num_domains-2"
-    found = equal_time.with_equal_time(findings, findings.longer, {label: [1.3, 1.31]})
+    found = equal_time.with_equal_time(findings, {label: [1.3, 1.31]})
     assert found.methods[1].equal_time.differences == {}
     assert "takes 1.3" in " ".join(found.notes)
-    missing = equal_time.with_equal_time(findings, findings.longer, {})
+    missing = equal_time.with_equal_time(findings, {})
     assert missing.methods[1].equal_time is None
 
 
