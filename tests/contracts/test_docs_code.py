@@ -1,7 +1,9 @@
 """Code in the documentation runs: Python blocks page by page, commands as far as they parse."""
 
+import json
 import re
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from typer.main import get_command
 
 from corpora import write_corpus
 from dograph.cli.main import app
+from dograph.domains.graph import DomainGraph, Edge, Node
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -61,6 +64,9 @@ PYTHON = [page for page in PAGES if page.name not in NOT_RUN and blocks(page, "p
 def test_python_blocks_run_one_after_the_other(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path / "data" / "mine", {"web": 3000, "code": 3000})
+    nodes = [Node(j, 0.5, None, 1.0, 2.0, 3.0, 4, {"web": 3, "code": 1}) for j in (0, 2)]
+    graph = DomainGraph(9, nodes, [Edge(0, 2, 0.25, 1.75)])
+    (tmp_path / "graph.json").write_text(json.dumps(asdict(graph)))
     names = surroundings()
     for block in blocks(page, "python"):
         if block.startswith(" "):  # a fragment of the loop before it

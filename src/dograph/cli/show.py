@@ -1,6 +1,7 @@
 """dograph show: losses, domain graph, weights and samples that a run has recorded."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ PLAIN: dict[str, Any] = {"box": None, "pad_edge": False}
 What = Literal["losses", "noise", "spikes", "graph", "weights", "samples"]
 # The options that some views take.
 OPTIONS: dict[What, tuple[str, ...]] = {
-    "graph": ("--step", "--out"),
+    "graph": ("--step", "--json"),
     "weights": ("--step", "--json"),
     "samples": ("--step", "--json"),
 }
@@ -24,7 +25,6 @@ def show(
     what: What = argument(..., "losses, noise, spikes, graph, weights or samples", "WHAT"),
     runs: list[Path] = argument(..., "run directories; several for losses", "RUNS"),
     step: int | None = option(None, "a step, counted from 1; for graph by default the newest"),
-    out: Path | None = option(None, "for graph: the .json or .graphml file to write"),
     as_json: bool = option(False, "print JSON instead of tables", "--json"),
 ) -> None:
     """Show what a run has recorded. Nothing is trained or replayed.
@@ -41,12 +41,12 @@ def show(
     dograph show noise runs/mine                              in samples, with 95 % intervals
     dograph show spikes runs/mine                             of runs with train.on_spike
     dograph show graph runs/mine                              the newest domain graph, as tables
-    dograph show graph runs/mine --step 500 --out g.graphml   for Gephi, Cytoscape, networkx
+    dograph show graph runs/mine --step 500 --json            nodes and edges
     dograph show weights runs/mine --step 500
     dograph show weights runs/mine --step 500 --json | jq '.samples[] | select(.weight > 1.2)'
     dograph show samples runs/mine --step 100 --json          whole texts, one JSON object per line
     """  # noqa: D301
-    given = {"--step": step is not None, "--out": out is not None, "--json": as_json}
+    given = {"--step": step is not None, "--json": as_json}
     taken = OPTIONS.get(what, ())
     if wrong := [name for name in given if given[name] and name not in taken]:
         allowed = " and ".join(taken) or "no options"
@@ -67,7 +67,7 @@ def show(
 
         print(*watched_lines(runs[0], skipped), sep="\n")
     elif what == "graph":
-        _graph(runs[0], step, out, skipped)
+        _graph(runs[0], step, as_json, skipped)
     elif step is None:
         raise ConfigError(f"`show {what}` shows one step: add --step, as in --step 100")
     else:
@@ -83,21 +83,19 @@ def print_losses(runs: list[Path]) -> None:
     warn(skipped.warnings())
 
 
-def _graph(run: Path, step: int | None, out: Path | None, skipped: Skipped) -> None:
-    from dograph.domains.graph import write_graph
+def _graph(run: Path, step: int | None, as_json: bool, skipped: Skipped) -> None:
     from dograph.eval import recorded
     from dograph.train.run_dir import RunDirectory
 
     graph = recorded.read_graph(run, step, skipped)
-    if out is None:
-        shown = console.open_console()
-        shown.print(recorded.node_table(graph, f"domains after step {graph.step}"))
-        _describe(run, graph.step)
-        shown.print(recorded.edge_table(graph))
-        print(recorded.agreement_line(graph))
-    else:
-        write_graph(graph, out, _describe(run, graph.step, is_shown=False))
-        print(f"{out}: {len(graph.nodes)} domains after step {graph.step}")
+    if as_json:
+        print(json.dumps(asdict(graph), ensure_ascii=False))
+        return
+    shown = console.open_console()
+    shown.print(recorded.node_table(graph, f"domains after step {graph.step}"))
+    _describe(run, graph.step)
+    shown.print(recorded.edge_table(graph))
+    print(recorded.agreement_line(graph))
     if not recorded.domains_last(RunDirectory(run).config()):
         print(f"note: {recorded.RANKED}")
 
@@ -160,26 +158,25 @@ def _samples(run: Path, step: int, as_json: bool, skipped: Skipped) -> None:
     _describe(run, step)
 
 
-def _describe(run: Path, step: int, *, is_shown: bool = True) -> dict[int, str]:
-    """Print what sets domains that last apart; return the most telling words of each."""
+def _describe(run: Path, step: int) -> None:
+    """Print what sets domains that last apart."""
     from dograph.eval.describe import corpus_of, describe_domains
     from dograph.eval.recorded import domains_last
     from dograph.train.run_dir import RunDirectory
 
     directory, rows = RunDirectory.open(run), list[list[str]]()
     if not domains_last(directory.config()):
-        return {}
+        return
     corpus = corpus_of(directory)
     profiles = describe_domains(directory, corpus, step)
     for number, own in profiles.items():
         texts = [_preview({"text": block.text(corpus)}, PREVIEW) for block in own.typical if corpus]
         cells = (", ".join(own.words), ", ".join(own.sources), "\n".join(texts))
         rows.append([str(number), str(own.samples), *cells])
-    if rows and is_shown:
+    if rows:
         title = "what sets domains apart; sources: share (of all samples); texts: typical ones"
         words = ("words", "sources", "texts")
         print_table(("domain", "samples", *words), rows, words, title=title, **PLAIN)
-    return {number: own.name for number, own in profiles.items()}
 
 
 def _preview(sample: dict[str, Any], length: int) -> str:

@@ -1,26 +1,16 @@
 """The domain graph: nodes are domains, edges have the cosine of their mean gradients.
 
-Its files:
-
-    .json      a line of graph.jsonl
-    .graphml   for Gephi, yEd, Cytoscape, networkx
-
 Shapes: M domains, N samples whose domain and source are known.
 """
 
-import json
-import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from dograph.errors import ConfigError
-from dograph.files import write_text
 from dograph.types import Domains
 
 
@@ -50,10 +40,6 @@ def mmd_squared(gram_MM: Tensor) -> Tensor:
     """
     square_M = gram_MM.diagonal()
     return (square_M[:, None] + square_M - 2 * gram_MM).clamp_min(0)
-
-
-_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_FIGURES = ("share", "weight", "norm", "gradient_norm", "spread")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,45 +117,3 @@ def build_graph(
     ]
     pairs = combinations(present, 2)
     return DomainGraph(step, nodes, [Edge(j, k, cosines[j][k], distances[j][k]) for j, k in pairs])
-
-
-def write_graph(graph: DomainGraph, path: Path, words: Mapping[int, str] | None = None) -> None:
-    """Write the graph in the format of the file's extension; `words` are part of the labels."""
-    if path.suffix not in (".json", ".graphml"):
-        raise ConfigError(
-            f"{path}: a graph is written as one of .json, .graphml; use one of these extensions"
-        )
-    if not path.parent.is_dir():
-        raise ConfigError(f"{path}: the folder {path.parent} does not exist; make it first")
-    as_json = json.dumps(asdict(graph), indent=2, ensure_ascii=False) + "\n"
-    write_text(path, as_json if path.suffix == ".json" else to_graphml(graph, words))
-
-
-def to_graphml(graph: DomainGraph, words: Mapping[int, str] | None = None) -> str:
-    """GraphML with every number as an attribute, and one attribute `source: NAME` per source.
-
-    A label is the domain's number, its telling words, and its two largest sources.
-    """
-    import networkx  # it comes with torch
-
-    drawn = networkx.Graph(id=f"step-{graph.step}")
-    for node in graph.nodes:
-        largest = sorted(node.sources.items(), key=lambda pair: (-pair[1], pair[0]))[:2]
-        text = ", ".join(f"{name} {100 * count / node.samples:.0f} %" for name, count in largest)
-        said = "; ".join(part for part in ((words or {}).get(node.domain), text) if part)
-        label = f"domain {node.domain}" + (f": {said}" if said else "")
-        values: dict[str, object] = {"label": _xml(label), "samples": node.samples}
-        values |= {name: value for name, value in asdict(node).items() if name in _FIGURES}
-        values |= {f"source: {name}": count for name, count in node.sources.items()}
-        known = {_xml(name): value for name, value in values.items() if value is not None}
-        drawn.add_node(f"n{node.domain}", **known)
-    for edge in graph.edges:
-        values = {"cosine": edge.cosine, "mmd_squared": edge.mmd_squared}
-        drawn.add_edge(f"n{edge.first}", f"n{edge.second}", **values)
-    text = "\n".join(networkx.generate_graphml(drawn))
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
-
-
-def _xml(text: str) -> str:
-    """Replace characters that XML cannot hold, escaped or not."""
-    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)

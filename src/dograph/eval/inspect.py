@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dograph.data.corpus import Block, Corpus, Split, blocks_by_source, even_blocks
-from dograph.domains.graph import DomainGraph, build_graph, write_graph
+from dograph.domains.graph import DomainGraph, build_graph
 from dograph.domains.kmeans import KMeans, domain_means
 from dograph.domains.partition import agreement, partition
 from dograph.domains.scopes import closeness
@@ -102,11 +102,9 @@ class Inspection:
     notes: list[str]
 
     def save(self, folder: Path) -> None:
-        """Write inspection.json, and the graph in every format."""
+        """Write inspection.json."""
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "inspection.json", asdict(self))
-        for ending in ("json", "graphml"):
-            write_graph(self.graph, folder / f"graph.{ending}")
 
 
 def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> Inspection:

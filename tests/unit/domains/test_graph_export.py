@@ -1,28 +1,17 @@
-"""The domain graph against the samples it is made of, and its files read back by others."""
+"""The domain graph against the samples it is made of, and its JSON read back."""
 
-import io
 import json
 from dataclasses import asdict
 
-import networkx
 import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter
 
-from dograph.domains.graph import (
-    DomainGraph,
-    Edge,
-    Node,
-    build_graph,
-    to_graphml,
-    write_graph,
-)
+from dograph.domains.graph import DomainGraph, build_graph
 from dograph.domains.partition import partition
-from dograph.errors import ConfigError
 
 SOURCES = ["C4", "Book", "none"]
-NASTY = 'a <b> & "c"\\n\n\x07 \N{SNOWMAN}'
 
 
 @pytest.fixture
@@ -78,38 +67,3 @@ def test_without_weights_there_are_none(sample):
     graph = build_graph(partition(sketch_BK, label_B, 5), None, label_B, source_B, SOURCES, step=0)
     assert {node.weight for node in graph.nodes} == {None}
     assert TypeAdapter(DomainGraph).validate_json(json.dumps(asdict(graph))) == graph
-
-
-@pytest.fixture
-def graph():
-    nodes = [
-        Node(0, 0.75, None, 1.0, 2.0, 3.0, 4, {NASTY: 3, "Book": 1}),
-        Node(2, 0.25, 0.5, 1.5, 2.5, 3.5, 0, {}),
-    ]
-    return DomainGraph(9, nodes, [Edge(0, 2, 0.25, 1.75)])
-
-
-def test_graphml_is_read_back_by_networkx(graph):
-    read = networkx.read_graphml(io.BytesIO(to_graphml(graph).encode()))
-    assert set(read.nodes) == {"n0", "n2"}
-    # XML cannot hold a bell, and makes spaces of line breaks in attributes
-    safe = NASTY.replace("\x07", "\N{REPLACEMENT CHARACTER}")
-    first = read.nodes["n0"]
-    assert first[f"source: {safe}"] == 3
-    assert first["source: Book"] == 1
-    assert first["label"] == f"domain 0: {safe} 75 %, Book 25 %"
-    assert (first["share"], first["gradient_norm"], first["samples"]) == (0.75, 2.0, 4)
-    assert "weight" not in first
-    assert read.nodes["n2"]["weight"] == 0.5
-    assert read.edges["n0", "n2"] == {"cosine": 0.25, "mmd_squared": 1.75}
-    assert not read.is_directed()
-
-
-def test_the_ending_names_the_format(graph, tmp_path):
-    for ending, start in (("json", "{"), ("graphml", "<?xml")):
-        write_graph(graph, tmp_path / f"g.{ending}")
-        assert (tmp_path / f"g.{ending}").read_text().startswith(start)
-    with pytest.raises(ConfigError, match=r"\.json, \.graphml;"):
-        write_graph(graph, tmp_path / "g.png")
-    with pytest.raises(ConfigError, match="does not exist"):
-        write_graph(graph, tmp_path / "nowhere" / "g.json")

@@ -146,7 +146,7 @@ def test_the_last_probe_is_described_in_every_scope(run, tmp_path, scope):
     assert all(len(own.typical) == 3 and len(own.sources) == 1 for own in profiles.values())
 
 
-def test_show_and_graph_files_have_the_words(run, tmp_path):
+def test_show_and_the_page_have_the_words(run):
     write_graphs(run, num_domains=2)
     directory = RunDirectory(run)
     profiles = describe_domains(directory, corpus_of(directory), 60)
@@ -159,10 +159,6 @@ def test_show_and_graph_files_have_the_words(run, tmp_path):
         assert "what sets domains apart" in found.output
         assert profiles[1].words[0] in found.output
     assert "domain" in shown["samples"].splitlines()[2]
-    file = tmp_path / "graph.graphml"
-    found = CliRunner().invoke(app, ["show", "graph", str(run), "--out", str(file)])
-    assert found.exit_code == 0
-    assert f"domain 1: {profiles[1].name}; beta 100 %" in file.read_text()
     data = collect(open_subjects([run])).runs[0].domains
     assert data.names["1"] == profiles[1].name
     assert [one.name for one in data.lines[0].series][1] == f"domain 1: {profiles[1].name}"
