@@ -44,3 +44,18 @@ def take_online_steps(world, corpus, reference, *overrides):
 
 def make_inputs(folder):
     return write_corpus(folder / "corpus"), write_reference(folder / "reference")
+
+
+def take_toward_steps(world, corpus, *overrides):
+    """Steps with a target that is not trained on: what was taken, the mixtures, the state."""
+    mixer = build_mixer("toward", {"targets": ["beta"], "remix_every": 4, "max_epochs": 50.0})
+    given = ("train.batch_size=7", "optim.lr=1e-6", *overrides)
+    steps, taken, mixtures = open_steps(corpus, *given, world=world, mixer=mixer), [], []
+    for step in range(12):
+        record = steps.step(steps.loader.load(step, ahead=False), step)
+        taken.append((record.loss_B, record.weight_B, steps.gradients))
+        if (mixture := mixer.remix(record.signals)) is not None:
+            steps.loader.sampler.remix(step + 1, mixture, "toward")
+            mixtures.append(mixture.weights)
+    steps.loader.close()
+    return taken, mixtures, mixer.state_dict()

@@ -4,7 +4,7 @@ import json
 import math
 import shlex
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from dograph.records import (
     step_of,
     unpacked,
 )
+from dograph.stats import Interval
 from dograph.train.assembly import open_sampler
 from dograph.train.metrics import SUMMARIES
 from dograph.train.noise import HIGH, LOW, SCALE, measured_parameters
@@ -44,6 +45,7 @@ from dograph.train.run_dir import RunDirectory
 from dograph.train.watch import TIMES, spike_lines, watched_row
 
 NAMED = 3  # sources listed for a domain
+ENDS = ("", "_low", "_high")  # a metric, and of some its interval
 MOST_WATCHED, MOST_SPIKES = 2000, 10  # recorded steps that are read; spikes, documents shown
 MOST_LISTED = 40  # steps in an error
 LEAST_SIZE = 4  # samples of a batch that is proposed
@@ -99,12 +101,26 @@ def explain_step(path: Path, step: int, skipped: Skipped | None = None) -> Expla
             unknown = "" if sample["weight"] is not None else "; the weights were not recorded"
             weights = f"its weights left {effective:.1f} of {size} samples effective{unknown}"
             reasons = [f"{name} has no domains; {weights}"]
+        reasons += weight_lines(row)
     except KeyError as error:
         raise RunError(
             f"{run.metrics_file} has a damaged row of step {step}, without {error}; ask for "
             "another step"
         ) from error
     return Explanation(reasons, domains, sample["weight"], sample["domain"])
+
+
+def weight_lines(row: Mapping[str, float]) -> list[str]:
+    """What a mixer with a weight for each source, or stratum, gave it, and why if it says so."""
+    lines = []
+    for name in (key[8:-4] for key in row if key.startswith("weights/") and key.endswith("/now")):
+        own = f"weights/{name}/"
+        line = f"{name}: weight {row[own + 'now']:.3f}"
+        if own + "help" in row:
+            value, *ends = (row[f"{own}help{end}"] for end in ENDS)
+            line += f", help for the targets {value:+.2f} {Interval(*ends).text('+.2f', ' ')}"
+        lines.append(line)
+    return lines
 
 
 def _require_step(run: RunDirectory, step: int) -> None:

@@ -34,6 +34,7 @@ MIXERS = {
     "unimax": "dograph.mixers.fixed:UniMax",
     "domain2vec": "dograph.mixers.domain2vec:Domain2Vec",
     "dsir": "dograph.mixers.dsir:DSIR",
+    "toward": "dograph.mixers.toward:Toward",
     "dynamic-loss": "dograph.mixers.dynamic_loss:DynamicLoss",
     "group-dro": "dograph.mixers.group_dro:GroupDRO",
     "ado": "dograph.mixers.ado:ADO",

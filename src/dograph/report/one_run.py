@@ -3,19 +3,26 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dograph.config import RunConfig
-from dograph.eval.recorded import domains_last, read_validation, watched_lines
+from dograph.eval.recorded import (
+    ENDS,
+    domains_last,
+    read_validation,
+    watched_lines,
+    weight_lines,
+)
 from dograph.plan.jobs import RESULT
 from dograph.progress import duration
 from dograph.records import Skipped, read_record
+from dograph.report.charts import LineChart
 from dograph.report.domains import DomainsView, domains_of
-from dograph.report.series import OpenRun, Series, curve
+from dograph.report.series import Columns, OpenRun, Series, curve, rounded
 from dograph.stats import ABOVE_ZERO, Estimate, t_interval
 from dograph.train.edits import edits_of
 from dograph.train.metrics import RARE, SUMMARIES
@@ -25,6 +32,11 @@ ENVIRONMENT = "env.json"  # versions and devices
 WARM_UP = 5  # steps that mean times leave out: compilation, first allocations
 
 LOSS = "/loss_nats"  # how columns of losses end
+MOST_LINES = 12
+CHOICES = {  # title and note of each chart
+    "now": ("Weights of the mixer", "of the sources or strata with most weight"),
+    "help": ("Help for the targets", "1 is as much as their own text; shaded: 95 % interval"),
+}
 UNSMOOTHED = ("optim/lr", "train/batch_size", "time/tokens_per_second")
 RESIDUAL = "weights/solver_residual"
 HEALTH = {  # title and explanation of each chart
@@ -87,6 +99,8 @@ class RunData:
     warnings: list[str]
     curves: dict[str, Series]  # by the name of the metric
     watched: list[str]  # spikes and flagged documents, with train.on_spike
+    choices: list[LineChart]  # of a mixer with a weight for each source, or stratum
+    chosen: list[str]  # what it gave each one at last
     cost: StepCosts
     domains: DomainsView | None
 
@@ -131,9 +145,28 @@ def run_data(run: OpenRun, name: str, group: str, buckets: int) -> RunData:
         warnings=warnings + damage,
         curves=curves,
         watched=watched_lines(run.path, run.skipped) if run.corpus and is_watched else [],
+        choices=choices_of(columns, buckets),
+        chosen=weight_lines({name: columns.last(name) or 0.0 for name in columns.names}),
         cost=cost,
         domains=domains,
     )
+
+
+def choices_of(columns: Columns, buckets: int) -> list[LineChart]:
+    """The weights of sources, or strata, and their help for targets, of those with most weight."""
+    charts, every = [], columns.between("weights/", "/now")
+    names = sorted(every, key=lambda name: -(columns.last(f"weights/{name}/now") or 0.0))
+    for quantity, (title, note) in CHOICES.items():
+        series = []
+        for index, name in enumerate(names[:MOST_LINES]):
+            own = f"weights/{name}/{quantity}"
+            step_N, _ = columns.get(own)
+            kept = slice(None, None, 1 + len(step_N) // (2 * buckets))
+            y, low, high = (rounded(columns.get(own + end)[1][kept]) for end in ENDS)
+            line = Series(x=step_N[kept].tolist(), y=y, name=name, index=index)
+            series += [replace(line, low=low, high=high) if low else line] if y else []
+        charts += [LineChart(title, series, note)] if series else []
+    return charts
 
 
 def warnings_of(run: OpenRun) -> list[str]:

@@ -253,6 +253,11 @@ def health(data: PageData) -> list[PageItem]:
         is_share, few = metric.endswith("nmi"), len(series) <= 4
         charts.append(LineChart(title, series, note, zero=is_share, faint=few))
     watched: list[PageItem] = []
+    for run in (run for run in data.runs if run.chosen):
+        own = f", {run.name}" if len(data.runs) > 1 else ""
+        charts += [replace(chart, title=chart.title + own) for chart in run.choices]
+        lines = [PageBlock("list", run.chosen)]
+        watched.append(PageBlock("folded", lines, f"Weights of the mixer at the end{own}"))
     for run in (run for run in data.runs if run.watched):
         name = f", {run.name}" if len(data.runs) > 1 else ""
         watched += [heading(f"Spikes and unusual samples{name}"), PageBlock("list", run.watched)]

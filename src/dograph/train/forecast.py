@@ -220,10 +220,11 @@ def flops_of_batch(config: RunConfig, model: PerSampleLoss, size: int) -> float:
     batch that one process has to sweep twice.
     """
     train, batch = config.train, (size, config.data.seq_len)
-    needs = build_mixer(config.mixer.name, config.mixer.options).needs_before_weights
+    mixer = build_mixer(config.mixer.name, config.mixer.options)
+    needs = mixer.needs_before_weights
     plain, twice = count_flops(model, *batch), strategy_of(config, needs, size) == "two_sweeps"
     total, backwards = plain.step, 1
-    if "sketch" in needs or train.on_spike is not None:
+    if "sketch" in mixer.needs or train.on_spike is not None:
         total += sum(piece.flops for piece in extra_work(model, config, size, needs))
         backwards += twice or config.sketch.mode == "twopass"
     elif twice:
