@@ -95,13 +95,14 @@ def with_best_rates(ask: Ask, found: Findings, say: Say) -> Ask:
 def measure_prices(ask: Ask, cells: Sequence[Cell], say: Say) -> dict[str, list[float]]:
     """Time of a step over one of the baseline, by method: a ratio for each pair of segments.
 
-    A step of a method that needs nothing of its samples is the baseline's own. A price that cannot
-    be measured is missing.
+    Steps are the same, 1, if neither needs anything of its samples. A price that cannot be measured
+    is missing.
     """
     file = ask.out / PRICES
     prices = read_record(file, TypeAdapter(dict[str, list[float]]).validate_python) or {}
     others = [method for method in ask.methods[1:] if method.length == 1]
-    plain = {m.label: [1.0] for m in others if m.is_planned or not m.built().needs}
+    plain = {m.label: [1.0] for m in ask.methods if m.is_planned or not m.built().needs}
+    plain = plain if ask.methods[0].label in plain else {}
     first = {cell.method: cell for cell in reversed(cells)}  # of the first seed
     todo = [first[m.label] for m in others if m.label not in prices | plain]
     if not todo:

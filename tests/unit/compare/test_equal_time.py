@@ -13,6 +13,7 @@ from comparisons import ask, made, printed, run_of
 from dograph import stats
 from dograph.compare import equal_time
 from dograph.compare.arms import parse_rates
+from dograph.compare.cells import lay_out
 from dograph.compare.equal_time import Curve, tuning, with_best_rates
 from dograph.compare.findings import Findings
 from dograph.compare.session import forecast_lines
@@ -210,6 +211,18 @@ def test_a_price_beyond_the_longest_run_makes_no_difference(asked):
     assert "takes 1.3" in " ".join(found.notes)
     missing = equal_time.with_equal_time(findings, {})
     assert missing.methods[1].equal_time is None
+
+
+def test_only_steps_that_need_nothing_are_known_to_cost_the_same(asked, monkeypatch):
+    """Beside a baseline with sketches, a plain method's price is measured like any other."""
+    uniform = replace(asked.methods[0], label="uniform", mixer={"name": "uniform"})
+    monkeypatch.setattr(equal_time, "run_segments", lambda *given: {"ratios": [0.9, 0.91]})
+    for baseline, expected in ((asked.methods[0], [1.0]), (asked.methods[1], [0.9, 0.91])):
+        own = replace(asked, methods=(baseline, uniform), rates=(), seeds=(0,))
+        own = replace(own, out=asked.out.with_name(f"beside-{baseline.label}"))
+        own.out.mkdir()
+        cells = lay_out(own, Corpus(own.config.data.corpus), {})
+        assert equal_time.measure_prices(own, cells, print)["uniform"] == expected
 
 
 def test_too_few_steps_are_refused(place):
