@@ -292,7 +292,7 @@ class Session:
     def beside_plain(self, name: str, opened: Callable[[], Arm]) -> Findings:
         """An arm by itself, then, unless it is the plain one, alternating with the plain one."""
         options, held = self.options, held_bytes(self.device)
-        arm, is_mode = opened(), name in options.modes
+        arm = opened()
         result = steps_alone(arm, self.watch, held)
         if name == "plain":
             self.plain = arm
@@ -319,7 +319,7 @@ class Session:
             **self.memory_ratio(result["peak_bytes"]),
         }
         arm.close()
-        if is_mode:
+        if name in options.modes:
             work = extra_work(arm.model, options.config(name), options.run.batches.largest)
             rates = ("copy_bytes_per_second", "matmul_flops_per_second")
             least = floor_ms(work, *(self.machine[rate] for rate in rates))

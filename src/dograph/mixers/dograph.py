@@ -56,10 +56,8 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-class DoGraphOptions(Options):
+class DoGraphOptions(Options, owner="dograph"):
     """Every choice of the method. Defaults are those of the recipe `safe`."""
-
-    owner: ClassVar[str] = "dograph"
 
     recipe: str = Field(DEFAULT_RECIPE, description="a named set of the options below")
     num_domains: int = Field(
@@ -188,7 +186,7 @@ class DoGraph(Mixer):
                 "mixer.keep_source_shares=true needs the source of every sample: pass source_B to "
                 "Sketcher.backward or Sketcher.signals"
             )
-        sampled, floor = options.apply_weights_to == "sampling", options.min_effective_fraction
+        sampled, floor = self.changes_sampling, options.min_effective_fraction
         if not sampled and norm_B is None and kept_B is None:
             return share_out(domains, weight_M, finite, floor)
         weight_B = super().weigh(signals) if sampled else sample_weights(domains, weight_M)
@@ -218,7 +216,7 @@ class DoGraph(Mixer):
             return equal_b
         weight_M, share_M = self.objective(self.remixing.at_first(domains)), domains.share_M
         times_M = torch.where(domains.present_M, weight_M / share_M.clamp_min(1e-12), 0.0)
-        if self.options.apply_weights_to == "sampling":
+        if self.changes_sampling:
             times_M = torch.ones_like(times_M)
         each_M, floor = times_M / num_samples, self.options.min_effective_fraction
         label_b, norm_b = domains.label_B, self._norms(signals)
@@ -433,7 +431,7 @@ class DoGraph(Mixer):
             return [*lines, f"some gradient was not finite: {equal}"]
         # From domain weights to sample weights, in the order in which it is done.
         steps = ["a sample counts its domain's weight over its domain's share"]
-        if options.apply_weights_to == "sampling":
+        if self.changes_sampling:
             steps = ["domain weights change what is drawn (apply_weights_to), not the loss"]
         if options.normalize_gradients:
             steps += ["divided by its own gradient norm (normalize_gradients)"]
