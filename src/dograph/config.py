@@ -111,7 +111,8 @@ class Options(BaseModel):
         name = cls.prefix + option
         if problem["type"] == "extra_forbidden":
             if option in (removed := REMOVED.get(cls.owner, {})):
-                only = f"only its default is still read: {str(removed[option]).lower()}"
+                default = "null" if removed[option] is None else str(removed[option]).lower()
+                only = f"only its default is still read: {default}"
                 return f"{name}={problem['input']}: this option was removed; leave it out ({only})"
             instead = did_you_mean(option, known) if known else "it takes no options"
             return f"{name} is not an option of {cls.owner or cls.__name__.lower()}; {instead}"

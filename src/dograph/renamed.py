@@ -20,7 +20,6 @@ RENAMED: dict[str, Rows] = {
         "within": ("normalize_gradients", {"mean": False, "unit": True}),
         "norm_from": ("gradient_norm_from", {}),
         "realise": ("apply_weights_to", {}),
-        "cap": ("max_relative_weight", {}),
         "effective_floor": ("min_effective_fraction", {}),
         "keep_shares": ("keep_source_shares", {}),
         "scope": ("scope", {"epoch": "period"}),
@@ -46,7 +45,7 @@ RENAMED |= {f"{name}-proxy": RENAMED[name] for name in ("doremi", "doge")}
 
 # Options that were removed, with the default that old runs may still name.
 REMOVED: dict[str, dict[str, Any]] = {
-    "dograph": {"weight_floor": 0, "min_size": 1},
+    "dograph": {"weight_floor": 0, "min_size": 1, "max_relative_weight": None, "cap": None},
     "dynamic-loss": {"clip_quantile": None},
     "group-dro": {"mode": "online", "absent": "skip", "normalize_losses": False, "normalise": False}
     | {"alpha": 0.2, "gamma": 0.1},

@@ -54,7 +54,7 @@ WAYS = [
     (
         "mixer.recipe=paper",
         "mixer.objective=alignment",
-        "mixer.max_relative_weight=3",
+        "mixer.min_effective_fraction=0.9",
         "mixer.normalize_gradients=true",
     ),
     *(

@@ -32,7 +32,7 @@ mixer:
   normalise: false
   restarts: 4
   min_size: 1
-  cap: 3.0
+  cap: null
   effective_floor: null
   keep_shares: false
   within: unit
@@ -50,7 +50,6 @@ NEW_MIXER = {
     "objective": {"name": "uncertainty", "sigma": "paper", "graph_penalty": 0.5},
     "spherical_kmeans": False,
     "kmeans_restarts": 4,
-    "max_relative_weight": 3.0,
     "min_effective_fraction": None,
     "keep_source_shares": False,
     "normalize_gradients": True,
@@ -99,9 +98,11 @@ def test_options_of_other_mixers_keep_their_names():
 
 
 def test_keyword_arguments():
-    mixer = DoGraph("paper", within="unit", cap=2, objective={"name": "robust", "gamma": 0.1})
+    mixer = DoGraph(
+        "paper", within="unit", effective_floor=0.5, objective={"name": "robust", "gamma": 0.1}
+    )
     assert mixer.options.normalize_gradients is True
-    assert mixer.options.max_relative_weight == 2
+    assert mixer.options.min_effective_fraction == 0.5
     assert mixer.objective.graph_penalty == 0.1
     assert DynamicLoss(r=0.3).options.temperature == 0.3
     assert DoGE(clip=1.0).options.clip_norm == 1.0
@@ -129,11 +130,11 @@ def test_both_names_are_refused(make):
 
 def test_the_new_name_is_said_once(capsys):
     for _ in range(3):
-        DoGraph("safe", within="unit", scope="epoch", cap=2)
+        DoGraph("safe", within="unit", scope="epoch", effective_floor=0.5)
     assert capsys.readouterr().err.splitlines() == [
         "note: mixer.within is now mixer.normalize_gradients (mean is false, unit is true)",
         "note: mixer.scope=epoch is now mixer.scope=period",
-        "note: mixer.cap is now mixer.max_relative_weight",
+        "note: mixer.effective_floor is now mixer.min_effective_fraction",
     ]
     DoGraph("safe", normalize_gradients=True)
     assert not capsys.readouterr().err
@@ -158,6 +159,8 @@ def test_removed_options_are_read_at_their_default_only():
 def test_a_run_with_a_removed_option_is_still_read():
     old = {"mixer": {"name": "group-dro", "mode": "cvar", "alpha": 0.3, "gamma": 0.1}}
     assert parse_config(old, "old").mixer.options == {"mode": "cvar", "alpha": 0.3}
+    old = {"mixer": {"name": "dograph", "recipe": "safe", "cap": 3.0}}
+    assert parse_config(old, "old").mixer.options == {"recipe": "safe", "cap": 3.0}
     old = {"mixer": {"name": "mixing-law", "law": "exponential", "num_proxies": 8}}
     assert parse_config(old, "old").mixer.options == {"num_proxies": 8}
 
@@ -165,7 +168,8 @@ def test_a_run_with_a_removed_option_is_still_read():
 def test_old_names_are_the_inverse():
     """So that what is kept under a digest of its settings is found again."""
     values = yaml.safe_load(OLD_RUN)
-    del values["mixer"]["min_size"]  # which was removed
+    for removed in ("min_size", "cap"):
+        del values["mixer"][removed]
     assert with_old_settings(with_new_settings(values)) == values
     assert with_old_settings(RunConfig().model_dump(mode="json"))["eval"]["max_blocks"] == 32
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from dograph.domains.objectives import relative_gap, solve_qp
-from dograph.domains.partition import running_sum
 
 
 def problem(rng, size, *, rank=None, spread=0.0, slope=1.0):
@@ -181,9 +180,3 @@ def test_a_linear_problem_takes_the_cheapest():
     linear = torch.tensor([3.0, 1.0, 2.0])
     weight = solve_qp(torch.zeros(3, 3), linear, torch.ones(3, dtype=torch.bool))
     assert torch.equal(weight, torch.tensor([0.0, 1.0, 0.0]))
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 17, 100, 1000])
-def test_running_sum(size):
-    value_B = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(size))
-    torch.testing.assert_close(running_sum(value_B), value_B.cumsum(0), rtol=1e-12, atol=1e-12)

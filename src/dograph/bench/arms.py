@@ -29,8 +29,7 @@ from dograph.train.distributed import World
 from dograph.train.step import Lap
 from dograph.train.trainer import Trainer, start_run
 
-LEAST_WARMUP_STEPS = 10  # CUDA graphs are made on the way
-WARMUP_STEPS = {"safe": 12}  # its domains are known after ten steps
+WARMUP_STEPS = 12  # CUDA graphs are made on the way; domains of a stream are known after ten
 RANDOM_SOURCES = ("first", "second", "third")
 _GRAPHS = 64  # compiled graphs of one region: all arms share its code
 SEGMENT_WRITES = 2  # of metrics in a segment, so that the wait at its end counts little
@@ -73,10 +72,6 @@ class BenchOptions:
         if (self.run.train.micro_batch_size or batch) >= batch:
             return None
         return self.accumulation or ("lagged" if self.recipe == "safe" else "two_sweeps")
-
-    @property
-    def warmup_steps(self) -> int:
-        return WARMUP_STEPS.get(self.recipe, LEAST_WARMUP_STEPS)
 
     def config(self, mode: str | None) -> RunConfig:
         """The configuration of an arm: DoGraph in a sketch mode, or None for a plain step."""

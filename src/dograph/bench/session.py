@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dograph.bench import arms
-from dograph.bench.arms import Arm, BenchOptions
+from dograph.bench.arms import WARMUP_STEPS, Arm, BenchOptions
 from dograph.eval.recorded import number_table
 from dograph.sketch.gradients import multiplied
 from dograph.stats import median_estimate, median_record
@@ -132,14 +132,14 @@ def held_bytes(device: torch.device) -> int:
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
 
 
-def steps_alone(arm: Arm, warmup_steps: int, watch: Stopwatch, held_before: int) -> Findings:
+def steps_alone(arm: Arm, watch: Stopwatch, held_before: int) -> Findings:
     """Warm-up steps, compilation included, then some steps in a row, as in a run.
 
     Between them `gc.freeze()`, as in a run, so that garbage collections are not timed.
     `held_before` is what other arms had allocated when this arm was built and still have: the peak
     minus that is what the arm needs by itself.
     """
-    warm_seconds = seconds_of(arm.step, warmup_steps, watch)
+    warm_seconds = seconds_of(arm.step, WARMUP_STEPS, watch)
     gc.collect()
     gc.freeze()
     if watch.on_gpu:
@@ -151,9 +151,9 @@ def steps_alone(arm: Arm, warmup_steps: int, watch: Stopwatch, held_before: int)
         "ms": spread([ms]),
         "row_ms": ms,
         "peak_bytes": peak - held_before if watch.on_gpu else None,
-        "warmup_steps": warmup_steps,
+        "warmup_steps": WARMUP_STEPS,
         "warmup_seconds": warm_seconds,
-        "compile_seconds": max(warm_seconds - warmup_steps * ms / 1e3, 0.0),
+        "compile_seconds": max(warm_seconds - WARMUP_STEPS * ms / 1e3, 0.0),
     }
 
 
@@ -292,9 +292,8 @@ class Session:
     def beside_plain(self, name: str, opened: Callable[[], Arm]) -> Findings:
         """An arm by itself, then, unless it is the plain one, alternating with the plain one."""
         options, held = self.options, held_bytes(self.device)
-        arm, is_mode = opened(), name in options.modes
-        warmup_steps = options.warmup_steps if is_mode else arms.LEAST_WARMUP_STEPS
-        result = steps_alone(arm, warmup_steps, self.watch, held)
+        arm = opened()
+        result = steps_alone(arm, self.watch, held)
         if name == "plain":
             self.plain = arm
             return result | self.speed(result["row_ms"])
@@ -320,7 +319,7 @@ class Session:
             **self.memory_ratio(result["peak_bytes"]),
         }
         arm.close()
-        if is_mode:
+        if name in options.modes:
             work = extra_work(arm.model, options.config(name), options.run.batches.largest)
             rates = ("copy_bytes_per_second", "matmul_flops_per_second")
             least = floor_ms(work, *(self.machine[rate] for rate in rates))

@@ -30,7 +30,7 @@ import torch
 from pydantic import TypeAdapter
 
 from dograph import stats
-from dograph.bench.arms import Arm, open_arm, segments
+from dograph.bench.arms import WARMUP_STEPS, Arm, open_arm, segments
 from dograph.bench.session import release, run_segments
 from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell, Say
@@ -43,7 +43,6 @@ from dograph.stats import METRICS, Estimate
 from dograph.train.distributed import keep_freed_memory, pick_device
 
 LENGTHS = (1.05, 1.12)  # of the baseline's longer runs, over N
-WARM_UP = 12  # steps; the domains of a stream are known after ten
 PRICES = "prices.json"
 
 
@@ -115,7 +114,7 @@ def measure_prices(ask: Ask, cells: Sequence[Cell], say: Say) -> dict[str, list[
     try:
         with TemporaryDirectory(prefix=".prices-", dir=ask.out) as folder:
             with closing(_opened(baseline, folder, device, len(todo))) as other:
-                other.segment(WARM_UP)
+                other.segment(WARMUP_STEPS)
                 sizes = segments(ask.config, other.segment(2)[0] / 1e3)
                 for cell in todo:
                     say(f"price of {cell.method}: training in turns with {baseline.method}")
@@ -140,7 +139,7 @@ def _ratios(
     """Segments of the cell's run over those of the other run."""
     try:
         with closing(_opened(cell, folder, device)) as arm:
-            arm.segment(WARM_UP)
+            arm.segment(WARMUP_STEPS)
             gc.collect()
             gc.freeze()  # as a run does once it has settled
             ratios: list[float] = run_segments(arm, other, *sizes, lambda at: None)["ratios"]
@@ -152,7 +151,7 @@ def _ratios(
 def _opened(cell: Cell, folder: str, device: torch.device, times: int = 1) -> Arm:
     """The run of a cell, in another folder, and long enough to be timed several times."""
     config = cell.config
-    least = WARM_UP + 2 + times * sum(segments(config, 0.0))
+    least = WARMUP_STEPS + 2 + times * sum(segments(config, 0.0))
     train = config.train.model_copy(update={"steps": max(config.train.steps, least)})
     log = config.log.model_copy(update={"sinks": []})
     own = {"train": train, "log": log, "run": str(Path(folder) / cell.label)}

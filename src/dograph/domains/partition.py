@@ -5,11 +5,7 @@ sample weights of a batch of n samples are >= 0 and sum to 1. Where an entry sta
 of a domain, `share_X` is their part of the samples. Tables of counts: X tables, Y their sides.
 """
 
-import math
-from dataclasses import dataclass
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dograph.kernels import usable
@@ -73,69 +69,54 @@ def centred(gram_BB: Tensor, weight_B: Tensor) -> Tensor:
     return (gram_BB - mean_B[:, None]) - (mean_B - share_B @ mean_B)
 
 
-@dataclass(frozen=True, slots=True)
-class WeightLimits:
-    """Limits on sample weights, and the one order in which they are applied."""
+def apply_limits(
+    weight_B: Tensor,
+    rho: float | None,
+    norm_B: Tensor | None = None,
+    source_B: Tensor | None = None,
+) -> Tensor:
+    """`divide_by_norms`, `keep_source_shares` and `limit_variance`, in this order.
 
-    max_relative_weight: float | None = None  # largest weight of a sample, in equal weights
-    min_effective_fraction: float | None = None  # lowest 1 / (n sum c^2)
+    The first two if norms and sources are given. The last one moves weights towards equal ones, so
+    it keeps the shares of sources.
+    """
+    if norm_B is not None:
+        weight_B = divide_by_norms(weight_B, norm_B)
+    if source_B is not None:
+        weight_B = keep_source_shares(weight_B, source_B)
+    return limit_variance(weight_B, rho)
 
-    def apply(
-        self,
-        weight_X: Tensor,
-        norm_X: Tensor | None = None,
-        source_X: Tensor | None = None,
-        *,
-        size: int | None = None,
-        share_X: Tensor | None = None,
-        total: Tensor | None = None,
-    ) -> Tensor:
-        """`divide_by_norms`, `keep_source_shares`, `limit_weights` and `limit_variance`.
 
-        The first two if norms and sources are given. The last one moves weights towards their mean,
-        so it keeps the limit on weights and the shares of sources. `size`: samples of the whole
-        batch, if these weights are of a part of it, which then sum to `total`.
-        """
-        if norm_X is not None:
-            weight_X = divide_by_norms(weight_X, norm_X, total=total)
-        if source_X is not None:
-            weight_X = keep_source_shares(weight_X, source_X)
-        if (times := self.max_relative_weight) is not None:
-            weight_X = limit_weights(weight_X, times, size=size, share_X=share_X)
-        if (rho := self.min_effective_fraction) is not None:
-            mean = None if total is None else total / len(weight_X)
-            weight_X = limit_variance(weight_X, rho, size=size, share_X=share_X, mean=mean)
-        return weight_X
+def apply_limits_lagged(
+    weight_M: Tensor,
+    share_M: Tensor,
+    label_b: Tensor,
+    rho: float | None,
+    norm_b: Tensor | None = None,
+    *,
+    size: int,
+) -> Tensor:
+    """`apply_limits` for a micro-batch of a batch of `size` samples, before the others are known.
 
-    def apply_lagged(
-        self,
-        weight_M: Tensor,
-        share_M: Tensor,
-        label_b: Tensor,
-        norm_b: Tensor | None = None,
-        *,
-        size: int,
-    ) -> Tensor:
-        """`apply` for a micro-batch of a batch of `size` samples, before the others are known.
+    `weight_M`, the weight of one sample of each domain, is limited as if every domain had its
+    share of the batch. So the effective fraction holds on average: a batch with more samples of a
+    heavy domain than expected is below it.
 
-        `weight_M`, the weight of one sample of each domain, is limited as if every domain had its
-        share of the batch. So the limit on weights holds for every sample, and the effective
-        fraction on average: a batch with more samples of a heavy domain than expected is below it.
+    Norms are known of this micro-batch only: with `norm_b`, it keeps the total of the limited
+    weights, divided among its samples by norms and within limits. Its sum of c^2 is at most
+    b / (rho n^2), or that of b equal weights if they have more: a batch keeps its effective
+    fraction if no micro-batch weighs more than 1 / sqrt(rho) times b / n.
 
-        Norms are known of this micro-batch only: with `norm_b`, it keeps the total of the limited
-        weights, and `apply` divides that among its samples. Its sum of c^2 is at most
-        b / (rho n^2), or that of b equal weights if they have more: a batch keeps its effective
-        fraction if no micro-batch weighs more than 1 / sqrt(rho) times b / n.
-
-        A batch in one micro-batch with the expected shares is weighed as by `apply`.
-        """
-        limited_b = self.apply(weight_M, size=size, share_X=share_M)[label_b]
-        if norm_b is None:
-            return limited_b
-        weight_b, total = weight_M[label_b], limited_b.double().sum()
-        own = weight_b.sum()
-        weight_b = torch.where(own > 0, weight_b * (total / own), limited_b)
-        return self.apply(weight_b, norm_b, size=size, total=total)
+    A batch in one micro-batch with the expected shares is weighed as by `apply_limits`.
+    """
+    limited_b = limit_variance(weight_M, rho, size=size, share_X=share_M)[label_b]
+    if norm_b is None:
+        return limited_b
+    weight_b, total = weight_M[label_b], limited_b.double().sum()
+    own = weight_b.sum()
+    weight_b = torch.where(own > 0, weight_b * (total / own), limited_b)
+    weight_b = divide_by_norms(weight_b, norm_b, total=total)
+    return limit_variance(weight_b, rho, size=size, mean=total / len(weight_b))
 
 
 def divide_by_norms(weight_B: Tensor, norm_B: Tensor, *, total: Tensor | None = None) -> Tensor:
@@ -166,38 +147,9 @@ def keep_source_shares(weight_B: Tensor, source_B: Tensor) -> Tensor:
     return torch.where(own_B > 0, weight_B * times_B, 1 / len(weight_B)).to(weight_B.dtype)
 
 
-def limit_weights(
-    weight_X: Tensor, times: float, *, size: int | None = None, share_X: Tensor | None = None
-) -> Tensor:
-    """The nearest weights of which none exceeds `times` times the equal weight 1/n.
-
-    c'_i = min(times/n, c_i + level): the excess is spread evenly over the others, and the level is
-    exact. With the k largest at the limit the total over shares is a line in the level, and the
-    true total is the least of these lines over k. n is the number of weights, or `size`.
-    """
-    most = times / (len(weight_X) if size is None else size)
-    falling_X, order_X = weight_X.double().sort(descending=True, stable=True)
-    share_X = torch.ones_like(falling_X) if share_X is None else share_X.double()[order_X]
-    over_X = running_sum(share_X * falling_X) - most * running_sum(share_X)
-    left_X = running_sum(share_X.flip(0)).flip(0)[1:]  # exactly 0 where only empty domains are left
-    level_X = torch.where(left_X > 0, over_X[:-1] / left_X, 0.0)
-    level = torch.cat((level_X, level_X.new_zeros(1))).amax()
-    return (weight_X.double() + level).clamp_max(most).to(weight_X.dtype)
-
-
-def running_sum(value_B: Tensor) -> Tensor:
-    """Inclusive running sum by two triangular products: CUDA's cumsum is not deterministic."""
-    side = math.isqrt(max(value_B.numel() - 1, 0)) + 1
-    grid = F.pad(value_B, (0, side * side - value_B.numel())).view(side, side)
-    upper = torch.ones(side, side, dtype=value_B.dtype, device=value_B.device).triu()
-    inside = grid @ upper
-    before = inside[:, -1] @ upper.triu(1)
-    return (inside + before[:, None]).view(-1)[: value_B.numel()]
-
-
 def limit_variance(
     weight_X: Tensor,
-    rho: float,
+    rho: float | None,
     *,
     size: int | None = None,
     share_X: Tensor | None = None,
@@ -207,8 +159,10 @@ def limit_variance(
 
     c' = u + t (c - u) with u = 1/n and t = min(1, sqrt((1/rho - 1) / (n sum c^2 - 1))). n is the
     number of weights, or `size`. Weights of a part of a batch have a `mean` u of their own, which
-    leaves room for 1/rho - (n u)^2, or for none.
+    leaves room for 1/rho - (n u)^2, or for none. Without rho there is no limit.
     """
+    if rho is None:
+        return weight_X
     size = len(weight_X) if size is None else size
     equal = 1 / size if mean is None else mean
     room = 1 / rho - 1 if mean is None else (1 / rho - (size * mean).square()).clamp_min(0)
@@ -237,9 +191,7 @@ def share_out(
         from dograph.kernels.sample_weights import share_out_by_kernel
 
         return share_out_by_kernel(domains, weight_M, finite, floor)
-    weight_B = sample_weights(domains, weight_M)
-    if floor is not None:
-        weight_B = limit_variance(weight_B, floor)
+    weight_B = limit_variance(sample_weights(domains, weight_M), floor)
     finite = finite & all_finite(weight_M, weight_B)
     return torch.where(finite, weight_B, 1 / len(weight_B)), finite
 

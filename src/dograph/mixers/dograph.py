@@ -19,7 +19,14 @@ from dograph.config import Fraction, Options, Refresh, RunConfig
 from dograph.domains.graph import DomainGraph, build_graph
 from dograph.domains.kmeans import KMeans
 from dograph.domains.objectives import build_objective
-from dograph.domains.partition import WeightLimits, agreement, all_finite, sample_weights, share_out
+from dograph.domains.partition import (
+    agreement,
+    all_finite,
+    apply_limits,
+    apply_limits_lagged,
+    sample_weights,
+    share_out,
+)
 from dograph.domains.scopes import FIT_BATCHES, PeriodScope, Scope, StreamScope
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, LateReport, Metrics, Mixer, with_options
@@ -49,10 +56,8 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-class DoGraphOptions(Options):
+class DoGraphOptions(Options, owner="dograph"):
     """Every choice of the method. Defaults are those of the recipe `safe`."""
-
-    owner: ClassVar[str] = "dograph"
 
     recipe: str = Field(DEFAULT_RECIPE, description="a named set of the options below")
     num_domains: int = Field(
@@ -71,9 +76,6 @@ class DoGraphOptions(Options):
         "blocks", description="which norm: of the blocks' weight matrices, or of the whole sketch"
     )
     keep_source_shares: bool = Field(False, description="a source keeps the share that was drawn")
-    max_relative_weight: float | None = Field(
-        None, ge=1, description="largest weight of a sample, in equal weights 1/n"
-    )
     min_effective_fraction: float | None = Field(
         0.9, ge=1e-6, le=1, description="lowest fraction of effective samples, 1 / (n sum c^2)"
     )
@@ -102,12 +104,6 @@ class DoGraphOptions(Options):
 
     @model_validator(mode="after")
     def _compatible(self) -> Self:
-        if self.keep_source_shares and (limit := self.max_relative_weight) is not None:
-            raise ConfigError(
-                f"mixer.max_relative_weight={limit:g} with mixer.keep_source_shares=true: the "
-                "excess over the limit would go to all sources; limit weights with "
-                "mixer.min_effective_fraction instead"
-            )
         if self.apply_weights_to != "loss" and self.scope == "batch":
             raise ConfigError(
                 "mixer.apply_weights_to=sampling needs domains with an identity over time: "
@@ -140,9 +136,6 @@ class DoGraph(Mixer):
         self.options = DoGraphOptions(recipe=recipe, **options)
         self.objective = build_objective(self.options.objective)
         self.scope, self.remixing = self.options.open_scope(), Remixing(self.options)
-        self.limits = WeightLimits(
-            self.options.max_relative_weight, self.options.min_effective_fraction
-        )
         self.warmup_steps = self.options.warmup_steps or 0
         self.num_sources = 64  # until a plan knows the run's
         self.recent: list[tuple[Tensor, Tensor]] = []  # label_B and source_B of the last batches
@@ -193,11 +186,11 @@ class DoGraph(Mixer):
                 "mixer.keep_source_shares=true needs the source of every sample: pass source_B to "
                 "Sketcher.backward or Sketcher.signals"
             )
-        sampled, most = options.apply_weights_to == "sampling", options.max_relative_weight
-        if not sampled and norm_B is None and kept_B is None and most is None:
-            return share_out(domains, weight_M, finite, options.min_effective_fraction)
+        sampled, floor = self.changes_sampling, options.min_effective_fraction
+        if not sampled and norm_B is None and kept_B is None:
+            return share_out(domains, weight_M, finite, floor)
         weight_B = super().weigh(signals) if sampled else sample_weights(domains, weight_M)
-        weight_B = self.limits.apply(weight_B, norm_B, kept_B)
+        weight_B = apply_limits(weight_B, floor, norm_B, kept_B)
         finite = finite & all_finite(weight_M, weight_B)
         return torch.where(finite, weight_B, 1 / signals.num_samples), finite
 
@@ -212,8 +205,8 @@ class DoGraph(Mixer):
     def weigh_lagged(self, signals: Signals, num_samples: int) -> Tensor:
         """c_b of a micro-batch before the others are known: w_j / (N p_j), with the present shares.
 
-        `max_relative_weight` holds for every sample, `min_effective_fraction` on average over
-        batches (`WeightLimits.apply_lagged`). `observe` is called with the whole batch afterwards.
+        `min_effective_fraction` holds on average over batches (`apply_limits_lagged`). `observe`
+        is called with the whole batch afterwards.
         """
         if (why := self.refuses_lagged()) is not None:
             raise ConfigError(f"DoGraph {why}; or use accumulation=two_sweeps")
@@ -223,10 +216,11 @@ class DoGraph(Mixer):
             return equal_b
         weight_M, share_M = self.objective(self.remixing.at_first(domains)), domains.share_M
         times_M = torch.where(domains.present_M, weight_M / share_M.clamp_min(1e-12), 0.0)
-        if self.options.apply_weights_to == "sampling":
+        if self.changes_sampling:
             times_M = torch.ones_like(times_M)
-        each_M, label_b, norm_b = times_M / num_samples, domains.label_B, self._norms(signals)
-        weight_b = self.limits.apply_lagged(each_M, share_M, label_b, norm_b, size=num_samples)
+        each_M, floor = times_M / num_samples, self.options.min_effective_fraction
+        label_b, norm_b = domains.label_B, self._norms(signals)
+        weight_b = apply_limits_lagged(each_M, share_M, label_b, floor, norm_b, size=num_samples)
         return torch.where(finite & all_finite(weight_b), weight_b, equal_b)
 
     def observe(self, signals: Signals, weight_B: Tensor) -> None:
@@ -437,14 +431,12 @@ class DoGraph(Mixer):
             return [*lines, f"some gradient was not finite: {equal}"]
         # From domain weights to sample weights, in the order in which it is done.
         steps = ["a sample counts its domain's weight over its domain's share"]
-        if options.apply_weights_to == "sampling":
+        if self.changes_sampling:
             steps = ["domain weights change what is drawn (apply_weights_to), not the loss"]
         if options.normalize_gradients:
             steps += ["divided by its own gradient norm (normalize_gradients)"]
         if options.keep_source_shares:
             steps += ["scaled so that each source keeps its share (keep_source_shares)"]
-        if (limit := options.max_relative_weight) is not None:
-            steps += [f"at most {limit:g} equal weights (max_relative_weight)"]
         if (fraction := options.min_effective_fraction) is not None:
             # Limits of a micro-batch alone are by the shares of domains, not by those in the batch.
             parts = (config.train.micro_batch_size or size) < size

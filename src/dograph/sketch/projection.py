@@ -307,13 +307,10 @@ class SketchBuilder:
         self,
         rules: list[Rule],
         projection: Projection,
-        group_of: Callable[[Rule], str] | None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.rules, self.projection, self.made_for = rules, projection, (dtype, device)
-        self.matrix_group = {r.path: group_of(r) if group_of else r.group for r in rules}
-        self.vector_group = {r.path: group_of(r) if group_of else "rest" for r in rules}
         self.bank = Bank(projection, dtype, device)
         # By group; a wide matrix, which has a hash of its own, also by parameter.
         self.slots: dict[tuple[str, str | None], Tensor] = {}
@@ -338,7 +335,7 @@ class SketchBuilder:
         for rule in self.rules:
             slot = None
             if rule.matrix is not None and sketches:
-                key = self.matrix_group[rule.path], rule.names["weight"] if rule.wide else None
+                key = rule.group, rule.names["weight"] if rule.wide else None
                 if key not in self.slots:
                     q, p = self.projection.sides(wide=rule.wide)
                     wide = torch.promote_types(rule.module.weight.dtype, torch.float32)
@@ -357,21 +354,18 @@ class SketchBuilder:
 
     def groups(self, sketches: list[Tensor | None], vectors: list[Vector]) -> dict[str, Tensor]:
         """The parts of the sketch by group: (B, K) each."""
-        names = dict.fromkeys([*self.matrix_group.values(), *self.vector_group.values()])
-        parts: dict[str, list[Tensor]] = {name: [] for name in names}
+        parts: dict[str, list[Tensor]] = {rule.group: [] for rule in self.rules}
         for (group, name), sketch_BF in zip(self.slots, sketches, strict=True):
             if sketch_BF is not None:
                 if name is not None and sketch_BF.shape[1] != self.projection.dim:
                     sketch_BF = self.bank.folds[name](sketch_BF)
                 parts[group].append(sketch_BF)
-        for group in dict.fromkeys(self.vector_group[rule.path] for rule, _ in vectors):
-            own = [entry for entry in vectors if self.vector_group[entry[0].path] == group]
-            parts[group].append(self.bank.folds[VECTORS](self._laid_out(own)))
+        if vectors:
+            parts.setdefault("rest", []).append(self.bank.folds[VECTORS](self._laid_out(vectors)))
         empty = next(part[0] for part in parts.values() if part)
         return {
             group: sum(part[1:], start=part[0]) if part else torch.zeros_like(empty)
             for group, part in parts.items()
-            if part or group in self.matrix_group.values()
         }
 
     def _laid_out(self, vectors: list[Vector]) -> Tensor:

@@ -66,13 +66,11 @@ class Sketcher:
         head: nn.Module | None = None,
         rules: Mapping[type[nn.Module], LayerRule] | None = None,
         check: Check = "first",
-        group_of: Callable[[Rule], str] | None = None,
     ) -> None:
         """`head` is the layer where mode head cuts the model; by default its output layer.
 
         `rules` are rules of your own, by class of layer. `check` says which records are compared
-        with the model's own backward. `group_of` names the part of the sketch that a layer
-        contributes to, for analyses.
+        with the model's own backward.
         """
         require_known(mode, MODES, f"mode={mode!r} is not known")
         if check not in get_args(Check):
@@ -85,7 +83,7 @@ class Sketcher:
         # Whether the mode fills `.grad` itself; for shards only FSDP2 can, in a second backward.
         self.reduces = mode != "twopass" and not (mode == "head" and self.sharded)
         self._cuts = mode in CUTTING and self.reduces
-        self._exclude, self._given, self._group_of = exclude, rules, group_of
+        self._exclude, self._given = exclude, rules
         self._builder: SketchBuilder
         self._builder_for: tuple[Any, ...] = ()  # dtype, device and number of rules
         self._slots_for: tuple[Any, ...] = ()  # sizes, dtype and device of the open slots
@@ -235,8 +233,8 @@ class Sketcher:
             dtype = torch.get_autocast_dtype(device.type)
         dtype = dtype or next(iter(self.parameters.values())).dtype
         if self._builder_for != (made_for := (dtype, device, len(self.rules))):
-            self._builder_for, groups = made_for, self._group_of
-            self._builder = SketchBuilder(self.rules, self.projection, groups, dtype, device)
+            self._builder_for = made_for
+            self._builder = SketchBuilder(self.rules, self.projection, dtype, device)
         if self._slots_for != (fits := (*shape, dtype, device)):
             self._slots_for = fits
             for rule in self.rules:

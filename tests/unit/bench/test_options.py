@@ -79,7 +79,6 @@ def test_the_paper_draws_a_projection_every_step_and_safe_keeps_it():
     paper, safe = options(), options("mixer.recipe=safe")
     assert paper.config("full").sketch.refresh == "step"
     assert safe.config("full").sketch.refresh == "never"
-    assert (paper.warmup_steps, safe.warmup_steps) == (10, 12)
     assert paper.config(None).mixer.name == "natural"
 
 

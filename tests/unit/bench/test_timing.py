@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from dograph.bench.arms import Arm
+from dograph.bench.arms import WARMUP_STEPS, Arm
 from dograph.bench.session import (
     IN_A_ROW,
     UNTIMED,
@@ -49,11 +49,12 @@ def test_arms_take_turns_and_each_step_has_its_own_time():
 def test_steps_in_a_row():
     order = []
     arm = sleeper("mode", 0.01, order)
-    found = steps_alone(arm, 2, Stopwatch(CPU), held_before=0)
-    assert found["warmup_seconds"] >= 0.02
+    found = steps_alone(arm, Stopwatch(CPU), held_before=0)
+    assert found["warmup_steps"] == WARMUP_STEPS
+    assert found["warmup_seconds"] >= 0.01 * WARMUP_STEPS
     assert found["row_ms"] >= 10
     assert found["peak_bytes"] is None
-    assert len(order) == 2 + IN_A_ROW
+    assert len(order) == WARMUP_STEPS + IN_A_ROW
 
 
 def test_the_clock_of_a_cpu_is_in_seconds():

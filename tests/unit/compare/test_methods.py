@@ -17,13 +17,13 @@ def mixers(text, baseline="natural", config=None):
 
 def test_names_options_and_labels():
     found = mixers(
-        "uniform,dograph[recipe=paper],wide=dograph[num_domains=17,max_relative_weight=null]"
+        "uniform,dograph[recipe=paper],wide=dograph[num_domains=17,min_effective_fraction=null]"
     )
     assert found == {
         "natural": {"name": "natural"},
         "uniform": {"name": "uniform"},
         "dograph-recipe-paper": {"name": "dograph", "recipe": "paper"},
-        "wide": {"name": "dograph", "num_domains": 17, "max_relative_weight": None},
+        "wide": {"name": "dograph", "num_domains": 17, "min_effective_fraction": None},
     }
 
 

@@ -3,14 +3,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import brentq
 
 from dograph.domains.partition import (
-    WeightLimits,
+    apply_limits,
+    apply_limits_lagged,
     divide_by_norms,
     keep_source_shares,
     limit_variance,
-    limit_weights,
 )
 
 
@@ -47,31 +46,6 @@ def test_effective_floor_of_equal_weights_and_of_one_sample():
     single_B[3] = 1
     assert effective_share(limit_variance(single_B, 0.9)) == pytest.approx(0.9, rel=1e-5)
     torch.testing.assert_close(limit_variance(single_B, 1.0), torch.full((48,), 1 / 48))
-
-
-@settings(deadline=None)
-@given(seed=st.integers(0, 2**32), size=st.integers(1, 100), times=st.floats(1, 10))
-def test_cap_is_water_filling(seed, size, times):
-    """min(cap, c + level) with the level that a root finder gives."""
-    weight_B = weights(seed, size)
-    capped_B = limit_weights(weight_B, times)
-    c = weight_B.numpy()
-    level = brentq(
-        lambda x: np.minimum(times / size, c + x).sum() - 1 + 1e-14, -1e-9, 2, xtol=1e-14
-    )
-    np.testing.assert_allclose(capped_B.numpy(), np.minimum(times / size, c + level), atol=1e-9)
-    assert float(capped_B.sum()) == pytest.approx(1, abs=1e-9)
-    assert float(capped_B.max()) <= times / size
-
-
-def test_cap_leaves_alone_what_is_below_it():
-    weight_B = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    assert torch.equal(limit_weights(weight_B, 1.6), weight_B)
-    torch.testing.assert_close(limit_weights(weight_B, 1.0), torch.full((4,), 0.25))
-    torch.testing.assert_close(limit_weights(weight_B, 1.2), torch.tensor([0.15, 0.25, 0.3, 0.3]))
-    single_B = torch.zeros(8).index_fill(0, torch.tensor(2), 1.0)
-    expected_B = torch.full((8,), 0.5 / 7).index_fill(0, torch.tensor(2), 0.5)
-    torch.testing.assert_close(limit_weights(single_B, 4.0), expected_B)
 
 
 @pytest.mark.parametrize("size", [1, 4, 5])
@@ -111,20 +85,21 @@ def test_kept_shares_by_hand():
 
 
 def test_bounds_are_taken_in_their_order():
-    """Directions first, then the sources' shares, and the cap after both."""
+    """Directions first, then the sources' shares, and the floor after both."""
     weight_B, source_B = torch.tensor([0.4, 0.1, 0.3, 0.2]), torch.tensor([0, 0, 0, 1])
     norm_B = torch.tensor([4.0, 1.0, 1.0, 2.0])
     inside_B = torch.tensor([0.1, 0.1, 0.3]) / 0.5 * 0.75  # 0.4 / 4, 0.1 / 1 and 0.3 / 1
     kept_B = torch.cat((inside_B, torch.tensor([0.25])))
-    torch.testing.assert_close(WeightLimits().apply(weight_B, norm_B, source_B), kept_B)
-    held_B = WeightLimits(max_relative_weight=1.2).apply(weight_B, norm_B, source_B)
-    # 0.15 is cut off, and a third of it would lift the last one to its cap: two share the rest.
-    torch.testing.assert_close(held_B, torch.tensor([0.2, 0.2, 0.3, 0.3]))
+    torch.testing.assert_close(apply_limits(weight_B, None, norm_B, source_B), kept_B)
+    held_B = apply_limits(weight_B, 0.9, norm_B, source_B)
+    # n sum c^2 = 1.24, so what is apart from 1/4 shrinks by sqrt((1 / 0.9 - 1) / 0.24).
+    pull = ((1 / 0.9 - 1) / 0.24) ** 0.5
+    torch.testing.assert_close(held_B, 0.25 + pull * (kept_B - 0.25))
 
 
 @settings(deadline=None)
-@given(seed=st.integers(0, 2**32), num=st.integers(1, 6), times=st.floats(1, 5))
-def test_bounds_over_domains_are_those_of_their_samples(seed, num, times):
+@given(seed=st.integers(0, 2**32), num=st.integers(1, 6), rho=st.floats(0.2, 1))
+def test_bounds_over_domains_are_those_of_their_samples(seed, num, rho):
     """A batch with every domain's samples written out: the same weights, domain by domain."""
     rng = np.random.default_rng(seed)
     count_M = rng.integers(0, 9, num)
@@ -133,34 +108,14 @@ def test_bounds_over_domains_are_those_of_their_samples(seed, num, times):
     weight_M = rng.dirichlet(np.full(num, 0.5)) + 1e-9
     weight_M = torch.tensor(weight_M / (count_M @ weight_M))
     share_M, label_B = torch.tensor(count_M / size), np.repeat(np.arange(num), count_M)
-    capped_M = limit_weights(weight_M, times, size=size, share_X=share_M)
-    np.testing.assert_allclose(
-        capped_M[label_B], limit_weights(weight_M[label_B], times), atol=1e-12
-    )
-    floored_M = limit_variance(weight_M, 1 / times, size=size, share_X=share_M)
-    expected_B = limit_variance(weight_M[label_B], 1 / times)
+    floored_M = limit_variance(weight_M, rho, size=size, share_X=share_M)
+    expected_B = limit_variance(weight_M[label_B], rho)
     np.testing.assert_allclose(floored_M[label_B], expected_B, atol=1e-12)
 
 
-def test_a_cap_over_domains_by_hand():
-    share_M = torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64)
-    weight_M = torch.tensor([0.2, 1.0, 3.0, 0.0], dtype=torch.float64) / 10
-    # 0.2 * (3 - 2) is cut off and spread over the other 0.8 of the samples
-    capped_M = 10 * limit_weights(weight_M, 2.0, size=10, share_X=share_M)
-    torch.testing.assert_close(capped_M[:3], torch.tensor([0.45, 1.25, 2.0]).double())
-    torch.testing.assert_close(limit_weights(weight_M, 5.0, size=10, share_X=share_M), weight_M)
-    equal_M = limit_weights(weight_M, 1.0, size=10, share_X=share_M)
-    torch.testing.assert_close(equal_M[:3], torch.full((3,), 0.1).double())
-
-
 @settings(deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    size=st.integers(1, 12),
-    times=st.floats(1, 4),
-    rho=st.floats(0.3, 1),
-)
-def test_no_micro_batch_passes_the_bounds(seed, size, times, rho):
+@given(seed=st.integers(0, 2**32), size=st.integers(1, 12), rho=st.floats(0.3, 1))
+def test_no_micro_batch_passes_the_bounds(seed, size, rho):
     rng = np.random.default_rng(seed)
     share_M, weight_M = rng.dirichlet(np.ones(5)), rng.dirichlet(np.full(5, 0.5))
     each_M, share_M = torch.tensor(weight_M / share_M) / 20, torch.tensor(share_M)
@@ -168,18 +123,16 @@ def test_no_micro_batch_passes_the_bounds(seed, size, times, rho):
         torch.tensor(rng.integers(0, 5, size)),
         torch.tensor(rng.lognormal(0, 2, size)),
     )
-    budget = WeightLimits(times, rho)
-    plain_b = 20 * budget.apply_lagged(each_M, share_M, label_b, size=20)
-    weight_b = 20 * budget.apply_lagged(each_M, share_M, label_b, norm_b, size=20)
+    plain_b = 20 * apply_limits_lagged(each_M, share_M, label_b, rho, size=20)
+    weight_b = 20 * apply_limits_lagged(each_M, share_M, label_b, rho, norm_b, size=20)
     whole = float(plain_b.mean())
     assert float(weight_b.mean()) == pytest.approx(whole, rel=1e-9)
-    assert float(torch.maximum(weight_b, plain_b).max()) <= times * (1 + 1e-12)
     assert float(weight_b.square().mean()) <= max(1 / rho, whole**2) * (1 + 1e-9)
-    held_M = 20 * budget.apply(each_M, size=20, share_X=share_M)
+    held_M = 20 * limit_variance(each_M, rho, size=20, share_X=share_M)
     assert float(share_M @ held_M) == pytest.approx(1)
     assert float(share_M @ held_M.square()) <= 1 / rho * (1 + 1e-9)
     # inside, weights fall with the norm as by `divide_by_norms` where no bound is in the way
-    free_b = WeightLimits().apply_lagged(each_M, share_M, label_b, norm_b, size=20)
+    free_b = apply_limits_lagged(each_M, share_M, label_b, None, norm_b, size=20)
     part_b = divide_by_norms(each_M[label_b] / each_M[label_b].sum(), norm_b)
     torch.testing.assert_close(free_b / free_b.sum(), part_b, rtol=1e-9, atol=0)
 
@@ -187,6 +140,6 @@ def test_no_micro_batch_passes_the_bounds(seed, size, times, rho):
 def test_a_micro_batch_of_domains_that_count_nothing_keeps_what_the_floor_gives():
     share_M, each_M = torch.tensor([0.5, 0.5]), torch.tensor([0.0, 2.0]) / 8
     label_b, norm_b = torch.tensor([0, 0]), torch.tensor([1.0, 3.0])
-    held_b = WeightLimits(None, 0.8).apply_lagged(each_M, share_M, label_b, norm_b, size=8)
+    held_b = apply_limits_lagged(each_M, share_M, label_b, 0.8, norm_b, size=8)
     # 1 + t (0 - 1) with t = sqrt(1/0.8 - 1) = 0.5, and 3 : 1 inside the micro-batch
     torch.testing.assert_close(8 * held_b, torch.tensor([0.75, 0.25]))

@@ -7,7 +7,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dograph.domains import kmeans
 from dograph.domains.kmeans import KMeans
 from dograph.domains.objectives import OBJECTIVES
-from dograph.domains.partition import WeightLimits, agreement, partition, sample_weights
+from dograph.domains.partition import (
+    agreement,
+    apply_limits,
+    apply_limits_lagged,
+    partition,
+    sample_weights,
+)
 
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique")
 REPEATS_NOT = ("cumsum", "scatter", "index_add", "bincount", "histc", "median", "index_put", "topk")
@@ -42,13 +48,10 @@ def test_nothing_waits_for_the_device(normalise, monkeypatch):
             weight_M = objective(domains)
             objective.residual(domains, weight_M)
             weight_B = sample_weights(domains, weight_M)
-            budget, norm_B = (
-                WeightLimits(max_relative_weight=4.0, min_effective_fraction=0.9),
-                sketch_BK.norm(dim=1),
-            )
-            weight_B = budget.apply(weight_B, norm_B)
+            norm_B = sketch_BK.norm(dim=1)
+            weight_B = apply_limits(weight_B, 0.9, norm_B, source_B)
             label_b, norm_b = found.label_B[:7], norm_B[:7]
-            budget.apply_lagged(weight_M / 20, domains.share_M, label_b, norm_b, size=20)
+            apply_limits_lagged(weight_M / 20, domains.share_M, label_b, 0.9, norm_b, size=20)
     assert float(weight_B.sum()) == pytest.approx(1, abs=1e-5)
 
 

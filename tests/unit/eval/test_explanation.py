@@ -64,7 +64,6 @@ def test_every_objective_is_named_with_its_rule_and_residual(tmp_path, objective
     ("override", "words"),
     [
         ("mixer.min_effective_fraction=0.7", "until 70% of the samples are effective"),
-        ("mixer.max_relative_weight=2.5", "at most 2.5 equal weights"),
         ("mixer.normalize_gradients=true", "divided by its own gradient norm"),
         ("mixer.keep_source_shares=true", "each source keeps its share"),
         ("mixer.apply_weights_to=sampling", "change what is drawn"),

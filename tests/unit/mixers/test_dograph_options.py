@@ -27,7 +27,7 @@ from dograph_batches import SIZE, Lab, batch
         ({"kmeans_restarts": 0}, "mixer.kmeans_restarts=0: give a whole number of at least 1"),
         ({"min_effective_fraction": 1.5}, "at most 1"),
         ({"min_effective_fraction": 0.0}, "mixer.min_effective_fraction=0.0: give a finite number"),
-        ({"max_relative_weight": float("nan")}, "give a finite number of at least 1"),
+        ({"max_epochs": float("nan")}, "give a finite number of at least 0"),
         ({"weight_floor": 0.2}, r"mixer.weight_floor=0\.2: this option was removed; leave it out"),
         ({"objective": "varance"}, "variance"),
         ({"objective": {"name": "robust", "tau": 0}}, "tau"),
@@ -38,10 +38,12 @@ from dograph_batches import SIZE, Lab, batch
             {"scope": "stream", "apply_weights_to": "both"},
             "mixer.apply_weights_to='both'; allowed: loss, sampling",
         ),
+        ({"half_life": 0.5}, "mixer.half_life=0.5: give a finite number of at least 1"),
         (
-            {"max_relative_weight": 0.5},
-            "mixer.max_relative_weight=0.5: give a finite number of at least 1",
+            {"max_relative_weight": 2.0},
+            r"mixer.max_relative_weight=2\.0: this option was removed; leave it out \(.*: null\)",
         ),
+        ({"cap": 2.0}, r"mixer.cap=2\.0: this option was removed; leave it out"),
         ({"sampling": "mixture.json"}, "mixture file"),
     ],
 )
@@ -56,8 +58,7 @@ def test_recipes_are_what_the_documents_say():
     paper, ours, safe = (DoGraphOptions(recipe=name) for name in names)
     for recipe in (paper, ours):
         assert (recipe.scope, recipe.spherical_kmeans, recipe.num_domains) == ("batch", False, 11)
-        assert (recipe.min_effective_fraction, recipe.max_relative_weight) == (None, None)
-        assert recipe.warmup_ratio == 0
+        assert (recipe.min_effective_fraction, recipe.warmup_ratio) == (None, 0)
         assert (recipe.normalize_gradients, recipe.apply_weights_to) == (False, "loss")
     assert (paper.objective, ours.objective) == ("uncertainty", "precision")
     alike = {"objective": "uncertainty", "recipe": "paper"}
@@ -65,7 +66,6 @@ def test_recipes_are_what_the_documents_say():
     assert DoGraphOptions() == ours
     assert (safe.scope, safe.objective, safe.num_domains) == ("stream", "precision", 11)
     assert (safe.min_effective_fraction, safe.warmup_ratio) == (0.9, 0.05)
-    assert safe.max_relative_weight is None
     assert (safe.normalize_gradients, safe.sampling) == (False, "natural")
     assert safe.apply_weights_to == "loss"
     assert DoGraphOptions(recipe="paper", period_steps=3) == paper.model_copy(
@@ -75,6 +75,7 @@ def test_recipes_are_what_the_documents_say():
 
 def test_a_run_of_before_may_name_a_gone_option_at_its_default():
     assert DoGraphOptions(weight_floor=0.0) == DoGraphOptions()
+    assert DoGraphOptions(max_relative_weight=None) == DoGraphOptions(cap=None) == DoGraphOptions()
 
 
 def test_domains_of_a_stream_are_of_directions_whatever_is_asked():

@@ -163,11 +163,11 @@ def test_settings_change_every_run_and_warm_up_keeps_its_share():
 def test_methods_by_label_or_in_the_language_of_compare():
     ask = asked(
         "validation-loss",
-        methods="natural,dograph-paper,mine=dograph[recipe=paper,max_relative_weight=3]",
+        methods="natural,dograph-paper,mine=dograph[recipe=paper,half_life=3]",
     )
     labels = [method.label for method in ask.methods]
     assert labels == ["uniform", "natural", "dograph-paper", "mine"]
-    assert ask.methods[3].mixer == {"name": "dograph", "recipe": "paper", "max_relative_weight": 3}
+    assert ask.methods[3].mixer == {"name": "dograph", "recipe": "paper", "half_life": 3}
     assert ask.proxy is None
     assert [m.label for m in asked("clusters", methods="dograph-paper").methods] == [
         "equal",
@@ -217,8 +217,7 @@ def test_methods_without_probes_are_refused_before_they_train(name):
         able = "inverse-norm, dograph-paper, dograph, equal, variance"
         assert f"Leave them out of --methods. These can be probed: {able}" in told
     labels = [
-        m.label
-        for m in asked(name, methods="inverse-norm,mine=dograph[max_relative_weight=3],m7").methods
+        m.label for m in asked(name, methods="inverse-norm,mine=dograph[half_life=3],m7").methods
     ]
     assert labels == ["equal", "inverse-norm", "mine", "m7"]
     for setting in ("probe.rows=0", "probe.at=[]"):

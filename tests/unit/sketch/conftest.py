@@ -141,10 +141,15 @@ def nll(model, token_BT):
     return loss_N.view(len(token_BT), -1).mean(dim=1)
 
 
-def run(model, token_BT, weight_B, *, loss=nll, step=0, **options):
-    """The sketch of one batch, and the gradient that its weights leave in `.grad`."""
+def run(model, token_BT, weight_B, *, loss=nll, step=0, group_of=None, **options):
+    """The sketch of one batch, and the gradient that its weights leave in `.grad`.
+
+    `group_of` names the part of the sketch that a layer's matrix is in; vectors are in "rest".
+    """
     model.zero_grad()
     sketcher = Sketcher(model, **{"dim": DIM, **options})
+    for rule in sketcher.rules if group_of else ():
+        rule.group = group_of(rule)
     with sketcher.record(token_BT, step):
         sketch = sketcher.sketch(loss(model, token_BT))
         sketch.backward(weight_B)

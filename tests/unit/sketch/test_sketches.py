@@ -16,23 +16,21 @@ UNIFORM_B = torch.full((5,), 0.2, dtype=torch.float64)
 
 
 def by_parameter(rule):
-    """Sketches of a layer, bias included; both uses of a tied weight together."""
-    return rule.names["weight"]
+    """Sketches of a matrix; both uses of a tied weight together."""
+    return rule.names["weight"] if rule.matrix else "rest"
 
 
 def expected_sketches(tiny, model, token_BT, **options):
-    """By layer's weight, from explicit gradients and explicit matrices."""
+    """By matrix, and of all vectors, from explicit gradients and explicit matrices."""
     projection = Projection(dim=80, **options)
     gradients = tiny.per_sample_gradients(model, token_BT)
-    sketches = {}
-    for name, gradient in gradients.items():
-        weight = f"{name.rpartition('.')[0]}.weight"
-        if gradient.dim() > 2:
-            part_BK = tiny.explicit_sketch(projection, model, name, gradient)
-        else:
-            part_BK = tiny.explicit_vectors(projection, model, {name: gradient})
-        sketches[weight] = sketches[weight] + part_BK if weight in sketches else part_BK
-    return sketches
+    matrices = {name: gradient for name, gradient in gradients.items() if gradient.dim() > 2}
+    sketches = {
+        name: tiny.explicit_sketch(projection, model, name, gradient)
+        for name, gradient in matrices.items()
+    }
+    vectors = {n: gradient for n, gradient in gradients.items() if n not in matrices}
+    return sketches | {"rest": tiny.explicit_vectors(projection, model, vectors)}
 
 
 @pytest.mark.parametrize("kind", ["rademacher", "hashed"])

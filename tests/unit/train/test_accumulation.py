@@ -190,7 +190,7 @@ def test_lagged_weights_keep_their_effective_floor_in_the_mean(corpus):
 
 
 @pytest.mark.parametrize(
-    "option", ["mixer.apply_weights_to=sampling", "mixer.max_relative_weight=1"]
+    "option", ["mixer.apply_weights_to=sampling", "mixer.min_effective_fraction=1"]
 )
 def test_lagged_weights_heed_options_that_make_them_equal(corpus, option):
     steps = open_steps(corpus, *settings("full", "lagged", *STREAM, option))
