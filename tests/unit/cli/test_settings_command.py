@@ -48,7 +48,7 @@ def test_other_mistakes_and_commands_are_answered_as_before():
     ("arguments", "told"),
     [
         ("show losses a --step 3", "--step is not for `show losses`, which takes no options"),
-        ("show graph a --json", "--json is not for `show graph`, which takes --step and --out"),
+        ("show spikes a --json", "--json is not for `show spikes`, which takes no options"),
         ("show weights a", "`show weights` shows one step: add --step, as in --step 100"),
         ("show samples a b --step 3", "`show samples` takes one run, got 2"),
         ("report a --watch --figures b", "--watch and --figures are two different outputs"),
