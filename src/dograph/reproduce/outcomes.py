@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from operator import attrgetter
 from typing import Any
 
@@ -134,17 +134,14 @@ def model_scale(studies: Mapping[str, Study]) -> Reproduction:
     for number, what in ((0, "in nats ± 95 %"), (2, f"vs. {BASELINE} [95 %]")):
         shown = [replace(own[number], head=size) for size, own in columns.items()]
         tables.append(table_of(f"validation loss {what} by model size", "method", labels, shown))
-    for label in SUBJECTS:
-        for size, loss in by_size.items():
-            for rival in (BASELINE, "regmix"):
-                says = f"DoGraph below {paper.NAMES[rival]} at {size}"
-                verdicts.append(Claim(says, -1, label).judge_runs(loss, rival))
-    for small, large in pairwise(by_size):
-        for label in labels:
-            # Paired by seed: models of both sizes see the same text in the same order.
-            both = RunMetric({size: by_size[size].by_seed(label) for size in (small, large)})
-            claim = Claim(f"the loss of {label} falls from {small} to {large}", -1, label)
-            verdicts.append(claim.judge({"": both.difference(large, small)}))
+    for label, (size, loss), rival in product(SUBJECTS, by_size.items(), (BASELINE, "regmix")):
+        says = f"DoGraph below {paper.NAMES[rival]} at {size}"
+        verdicts.append(Claim(says, -1, label).judge_runs(loss, rival))
+    for (small, large), label in product(pairwise(by_size), labels):
+        # Paired by seed: models of both sizes see the same text in the same order.
+        both = RunMetric({size: by_size[size].by_seed(label) for size in (small, large)})
+        claim = Claim(f"the loss of {label} falls from {small} to {large}", -1, label)
+        verdicts.append(claim.judge({"": both.difference(large, small)}))
     notes = [f"models: {', '.join(studies)}; paper: GPT-2 sizes that its figure does not name"]
     return Reproduction(tables, rows, verdicts, notes)
 

@@ -58,11 +58,8 @@ class RunMetric:
             values[cell.method][cell.seed] = of(cell)
         return cls(values, *ranges)
 
-    def __contains__(self, label: str) -> bool:
-        """Whether the method has a finished run."""
-        return bool(self.by_seed(label))
-
     def by_seed(self, label: str) -> Mapping[int, float]:
+        """Empty if the method has no finished run."""
         return self.values.get(label, {})
 
     def mean(self, label: str) -> Estimate:
@@ -158,11 +155,11 @@ class Claim:
     def judge_runs(self, metric: RunMetric, rival: str | None = None) -> Self:
         """By its method's difference to a rival, or else to every other method of the paper."""
         needed = [self.of] if rival is None else [self.of, rival]
-        if missing := [name for name in needed if name not in metric]:
+        if missing := [name for name in needed if not metric.by_seed(name)]:
             return self.untested(f"no finished run of {' and of '.join(missing)}")
         if rival is not None:
             return self.judge({"": metric.difference(self.of, rival)})
-        rivals = [name for name in NAMES if name != OURS and name in metric]
+        rivals = [name for name in NAMES if name != OURS and metric.by_seed(name)]
         return self.judge({name: metric.difference(self.of, name, len(rivals)) for name in rivals})
 
     def judge(self, rivals: Mapping[str, Estimate]) -> Self:
