@@ -1,7 +1,7 @@
 """Samples to tensors: memory-mapped slices, the next step read ahead on one thread."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch.utils import data
 
 from dograph.data.corpus import Corpus
 from dograph.data.digests import require_unchanged
-from dograph.data.sampler import Sampler, WeightLog, weight_entry
+from dograph.data.sampler import Sampler, WeightLog, skipped_blocks, weight_entry
 from dograph.errors import ConfigError, RunError
 from dograph.types import Batch, Mixture, SampleIds
 
@@ -115,7 +115,8 @@ class MixtureSampler(data.Sampler[int]):
     """Indices into a `CorpusDataset`: this rank's samples of step after step, drawn by a mixture.
 
     A step draws `batch_size` samples for all ranks together; this rank gets `local_batch_size` of
-    them. `mixture` may be a dict of mixtures by the step at which each begins, 0 among them.
+    them. `mixture` may be a dict of mixtures by the step at which each begins, 0 among them. `skip`
+    names documents that are never drawn, as `data.skip` does.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class MixtureSampler(data.Sampler[int]):
         batch_size: int,
         steps: int,
         seed: int = 0,
+        skip: Sequence[str] = (),
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -139,7 +141,8 @@ class MixtureSampler(data.Sampler[int]):
         self.batch_size = batch_size
         # What decides the samples of a step besides the corpus and the mixtures.
         self._fixed = dict[str, Any](seq_len=dataset.seq_len, batch_size=batch_size, seed=seed)
-        self.draws = Sampler(dataset.corpus.train, **self._fixed)
+        self._skip = list(skip)
+        self.draws = self._open_draws()
         self._local = rank_slice(batch_size, rank, world_size)
         self.local_batch_size: int = self._local.stop - self._local.start
         self.taken = 0  # samples given to the loader, which reads ahead of the training loop
@@ -148,6 +151,11 @@ class MixtureSampler(data.Sampler[int]):
             self.remix(step, later)
         if 0 not in self.mixtures:
             raise ConfigError(f"mixtures begin at steps {sorted(self.mixtures)}; give one for 0")
+
+    def _open_draws(self) -> Sampler:
+        draws, corpus = Sampler(self.dataset.corpus.train, **self._fixed), self.dataset.corpus
+        draws.skip(skipped_blocks(corpus, self._skip, self.dataset.seq_len))
+        return draws
 
     def __len__(self) -> int:
         return self.steps * self.local_batch_size
@@ -196,6 +204,7 @@ class MixtureSampler(data.Sampler[int]):
         return {
             "corpus": self.dataset.corpus.digest,
             **self._fixed,
+            "skip": self._skip,
             "step": step,
             "sample": sample,
             "world_size": self.world_size,
@@ -205,16 +214,17 @@ class MixtureSampler(data.Sampler[int]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at a state; between steps with any number of ranks."""
-        for name, value in {"corpus": self.dataset.corpus.digest, **self._fixed}.items():
-            if state[name] != value:
-                raise RunError(f"the state has {name}={state[name]}, not {value}; use the old one")
+        fixed = {"corpus": self.dataset.corpus.digest, "skip": self._skip, **self._fixed}
+        for name, value in fixed.items():
+            if (old := state.get(name, [])) != value:  # no skip in states of before
+                raise RunError(f"the state has {name}={old}, not {value}; use the old one")
         if state["sample"] and state["world_size"] != self.world_size:
             raise RunError(
                 f"the state is inside step {state['step']} on {state['world_size']} ranks, and "
                 f"there are {self.world_size}; use as many, or a state between steps"
             )
         self.taken = state["step"] * self.local_batch_size + state["sample"]
-        self.draws = Sampler(self.draws.strata, **self._fixed)  # without its cache
+        self.draws = self._open_draws()  # without its cache
         rows = [json.loads(line) for line in state["weights"].splitlines()]
         self.draws.log = WeightLog(self.draws.names, [weight_entry(row)[1] for row in rows])
         self.mixtures = {int(s): Mixture(weights) for s, weights in state["mixtures"].items()}

@@ -10,8 +10,10 @@ from torch.utils.data import DataLoader
 
 from corpora import write_corpus
 from dograph import Corpus, CorpusDataset, Mixture, MixtureSampler, Sampler
+from dograph.config import parse_config
 from dograph.data.loader import Loader
 from dograph.errors import ConfigError, CorpusError, RunError
+from dograph.train.assembly import open_sampler as open_trainer_sampler
 
 SEQ_LEN, BATCH, STEPS = 16, 6, 9
 FIRST = Mixture({"alpha": 0.5, "beta": 0.3, "gamma": 0.2})
@@ -153,3 +155,29 @@ def test_wrong_requests_are_refused(dataset, tmp_path):
     (corpus.directory / "train-alpha.docs.npy").write_bytes(b"")
     with pytest.raises(CorpusError, match=r"train-alpha\.docs\.npy"):
         CorpusDataset(corpus.directory, SEQ_LEN)
+
+
+def test_skipped_documents_are_those_of_the_trainer(dataset):
+    """The draws of `data.skip`, also after a state; a state of another list is refused."""
+    corpus = dataset.corpus
+    _, record, number, *_ = corpus.train[2].documents[1].tolist()
+    place = f"{corpus.manifest.inputs[number]}:{record + 1}"
+    config = {"data": {"corpus": str(corpus.directory), "seq_len": SEQ_LEN, "skip": [place]}}
+    config |= {"seed": 3, "train": {"batch_size": BATCH, "steps": 60}}
+    trainer = open_trainer_sampler(parse_config(config, "test"), corpus)
+    trainer.remix(0, FIRST, "plan")
+    ids = [trainer.draw(step) for step in range(60)]
+    expected = torch.cat(
+        [torch.as_tensor(dataset.first_S[own.stratum_B] + own.block_B) for own in ids]
+    ).tolist()
+    sampler = open_sampler(dataset, steps=60, skip=[place])
+    first = list(islice(sampler, 7 * BATCH))
+    state = json.loads(json.dumps(sampler.state_dict()))
+    resumed = open_sampler(dataset, steps=60, skip=[place])
+    resumed.load_state_dict(state)
+    assert first + list(resumed) == expected
+    assert expected != list(open_sampler(dataset, steps=60))
+    with pytest.raises(RunError, match="the state has skip="):
+        open_sampler(dataset, steps=60).load_state_dict(state)
+    del state["skip"]  # as in states of before
+    open_sampler(dataset, steps=60).load_state_dict(state)
