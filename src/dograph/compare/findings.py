@@ -5,8 +5,10 @@ Shapes: N seeds, S sources, n blocks of a source, M methods, R resamples.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import numpy as np
@@ -163,11 +165,6 @@ class MethodFindings:
     def proxies(self) -> int:
         """Proxies of a plan, or of all its plans if every seed has its own."""
         return sum(plan.proxies for plan in self.plans)
-
-    @property
-    def seeds(self) -> int:
-        """Finished runs."""
-        return self.losses["mean"].seeds if self.losses else 0
 
     def difference(self, name: str) -> Contrast | None:
         """To the baseline, in a summary or a source; None if no pair of runs has a finite one."""
@@ -384,12 +381,11 @@ def _method(
     differences: Contrasts | None,
 ) -> MethodFindings:
     def mean(costs: Sequence[RunCost]) -> RunCost:
-        parts = ([getattr(cost, part) for cost in costs] for part in ("train", "plan", "total"))
-        return RunCost(*(math.fsum(values) / len(values) for values in parts))
+        return RunCost(*map(fmean, zip(*map(astuple, costs), strict=True)))
 
     def spread(values: Sequence[float]) -> Spread:
         deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-        return Spread(math.fsum(values) / len(values), deviation, len(values))
+        return Spread(fmean(values), deviation, len(values))
 
     finished = [cell for cell in cells if cell.error is None]
     row = MethodFindings(
@@ -410,7 +406,6 @@ def _method(
         return row
     first = finished[0]
     epochs = {name: max(cell.epochs[name] for cell in finished) for name in first.epochs}
-    most = max(epochs, key=lambda name: epochs[name])
     return replace(
         row,
         seconds=mean([cell.seconds for cell in finished if cell.seconds]),
@@ -418,7 +413,7 @@ def _method(
         losses={name: spread([cell.summaries[name] for cell in finished]) for name in METRICS},
         sources={name: spread([cell.losses[name] for cell in finished]) for name in first.losses},
         epochs=epochs,
-        most_epochs=MostEpochs(most, epochs[most]),
+        most_epochs=MostEpochs(*max(epochs.items(), key=itemgetter(1))),
     )
 
 

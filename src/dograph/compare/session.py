@@ -11,15 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dograph.compare import equal_time
 from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell, Say, lay_out, make_plans
-from dograph.compare.equal_time import (
-    measure_prices,
-    tuning,
-    with_best_rates,
-    with_equal_time,
-    with_longer_runs,
-)
 from dograph.compare.findings import REPORT, Findings, build_findings
 from dograph.data.corpus import Corpus
 from dograph.errors import ConfigError, DographError
@@ -42,12 +36,12 @@ def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) 
     corpus = open_corpus(ask, say)
     ask.take_folder(corpus, shared=shares_folder)
     if ask.rates:
-        ask = with_best_rates(ask, run_compare(tuning(ask), pool, say), say)
-    cells = lay_out(ask := with_longer_runs(ask), corpus, make_plans(ask, pool, say))
-    prices = measure_prices(ask, cells, say) if ask.budget == "time" else {}
+        ask = equal_time.with_best_rates(ask, run_compare(equal_time.tuning(ask), pool, say), say)
+    cells = lay_out(ask := equal_time.with_longer_runs(ask), corpus, make_plans(ask, pool, say))
+    prices = equal_time.measure_prices(ask, cells, say) if ask.budget == "time" else {}
     findings = build_findings(ask, corpus, cells, *train_cells(cells, corpus, pool))
     if prices:
-        findings = with_equal_time(findings, prices)
+        findings = equal_time.with_equal_time(findings, prices)
     write_json(ask.out / REPORT, plain(findings))
     return findings
 
@@ -151,8 +145,8 @@ def forecast_lines(ask: Ask, corpus: Corpus, flag: str = "--mixers") -> Iterator
     if refused:
         errors = "\n".join(f"{label}: {error}" for label, error in refused.items())
         raise ConfigError(f"{errors}\nOr leave {', '.join(refused)} out of {flag}")
-    trials = lay_out(tuning(ask), corpus, {}) if ask.rates else []
-    cells = lay_out(ask := with_longer_runs(ask), corpus, {})
+    trials = lay_out(equal_time.tuning(ask), corpus, {}) if ask.rates else []
+    cells = lay_out(ask := equal_time.with_longer_runs(ask), corpus, {})
     methods, seeds = len(ask.methods), len(ask.seeds)
     listed = ", ".join(map(str, ask.seeds))
     yield f"{len(cells)} cells: {methods} methods x {seeds} seeds ({listed})"

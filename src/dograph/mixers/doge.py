@@ -12,15 +12,8 @@ from torch import Tensor
 from dograph.config import Fraction, Options
 from dograph.domains.partition import all_finite
 from dograph.errors import ConfigError
+from dograph.mixers import source_weights
 from dograph.mixers.base import Lab, Planner, Proxy, require_sources
-from dograph.mixers.source_weights import (
-    GradientMixer,
-    Names,
-    SourceOptions,
-    advice_on,
-    learned_weights,
-    unbiased_gram,
-)
 from dograph.types import Mixture, Signals
 
 MOST = 5.0  # of a step's score, in learning rates: the authors' dw_max; the least is 0
@@ -31,18 +24,18 @@ class DoGEUpdate(Options):
     """Options of the weight update, with the defaults of the authors' code."""
 
     mu: float = Field(0.01, gt=0)
-    targets: Names = None  # None: all
+    targets: source_weights.Names = None  # None: all
     clip_norm: float = Field(5.0, gt=0)
     alignment: Literal["independent", "same_batch"] = "independent"  # samples of <g_i, g_i>
     exclude_self: bool = False  # a source does not count for its own alignment
     smoothing: Fraction = 0.0  # c
 
 
-class DoGEProxyOptions(DoGEUpdate, SourceOptions, owner="doge-proxy"):
+class DoGEProxyOptions(DoGEUpdate, source_weights.SourceOptions, owner="doge-proxy"):
     """Options of the proxy: those of the update, and the sources' names outside a plan."""
 
 
-class DoGEProxy(GradientMixer):
+class DoGEProxy(source_weights.GradientMixer):
     """Raise the weight of sources whose gradient is aligned with that of the targets.
 
         W_i    = <g_i, sum_{j in targets} g_j>
@@ -109,7 +102,8 @@ class DoGEProxy(GradientMixer):
         self.gradient_SK = torch.where(fresh_S[:, None], scale_S[:, None] * mean_SK, old_SK)
         product_SS = self.gradient_SK @ self.gradient_SK.mT
         if self.options.alignment == "independent" and self.square_S is not None:
-            pairs_S = scale_S.square() * unbiased_gram(count_S, sum_SK, sum_S).diagonal()
+            gram_SS = source_weights.unbiased_gram(count_S, sum_SK, sum_S)
+            pairs_S = scale_S.square() * gram_SS.diagonal()
             known_S = torch.where(count_S > 1, pairs_S, (self.gradient_SK * old_SK).sum(dim=1))
             self.square_S = torch.where(fresh_S, known_S, self.square_S)
             product_SS = product_SS + (self.square_S - product_SS.diagonal()).diag()
@@ -156,6 +150,6 @@ class DoGE(Planner):
         given = self.options.model_dump(include=shared, exclude_none=True)
         label, mixer = f"proxy, mu {self.options.mu:g}", {"name": "doge-proxy", **given}
         [result] = lab.train([Proxy(label, mixer, self.options.seed, SETTINGS)])
-        found = learned_weights(result.state, trained)
-        self.findings = found | {"advice": advice_on(found, REMEDY)}
+        found = source_weights.learned_weights(result.state, trained)
+        self.findings = found | {"advice": source_weights.advice_on(found, REMEDY)}
         return Mixture.normalised(found["weights"])

@@ -10,14 +10,8 @@ from torch import Tensor
 
 from dograph.config import Fraction, Options
 from dograph.domains.partition import all_finite
+from dograph.mixers import source_weights
 from dograph.mixers.base import Lab, Planner, Proxy, require_sources
-from dograph.mixers.source_weights import (
-    SourceMixer,
-    SourceOptions,
-    advice_on,
-    learned_weights,
-    means_by_source,
-)
 from dograph.types import Mixture, Signals
 
 
@@ -33,11 +27,11 @@ class DoReMiUpdate(Options):
     mean_over: Literal["tokens", "samples"] = "tokens"
 
 
-class DoReMiProxyOptions(DoReMiUpdate, SourceOptions, owner="doremi-proxy"):
+class DoReMiProxyOptions(DoReMiUpdate, source_weights.SourceOptions, owner="doremi-proxy"):
     reference: str | None = None
 
 
-class DoReMiProxy(SourceMixer):
+class DoReMiProxy(source_weights.SourceMixer):
     """Raise the weight of sources on which the model is still worse than a reference.
 
         s_d    = mean over the source's tokens of max(l_t - ref_t, 0)    (as before if absent)
@@ -81,10 +75,10 @@ class DoReMiProxy(SourceMixer):
         count_S = own_BS.sum(dim=0)
         if self.options.clip_excess_per == "token":
             compared_B: Tensor = self._require(signals, "excess_loss_B")
-            mean_S = means_by_source(compared_B, own_BS)
+            mean_S = source_weights.means_by_source(compared_B, own_BS)
         else:
             compared_B = self._require(signals, "reference_loss_B")
-            mean_S = means_by_source(loss_B - compared_B, own_BS).clamp_min(0)
+            mean_S = source_weights.means_by_source(loss_B - compared_B, own_BS).clamp_min(0)
         finite = all_finite(loss_B, compared_B)
         if self.excess_S is None:
             vocab_size: int = self._require(signals, "vocab_size")
@@ -160,7 +154,7 @@ class DoReMi(Planner):
             if change < self.options.tolerance:
                 findings["converged"] = True
                 break
-        advice = advice_on(found, REMEDY)
+        advice = source_weights.advice_on(found, REMEDY)
         if self.options.rounds > 1 and not findings["converged"]:
             advice.append(
                 f"after {len(rounds)} rounds a weight still changed by {change:.4f}, more than "
@@ -183,4 +177,4 @@ class DoReMi(Planner):
         options |= self.options.model_dump(include=set(DoReMiUpdate.model_fields))
         label = f"round {number}: proxy, eta {self.options.eta:g}"
         [result] = lab.train([Proxy(label, options, seed + 1)])
-        return learned_weights(result.state)
+        return source_weights.learned_weights(result.state)

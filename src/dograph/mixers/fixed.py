@@ -9,15 +9,7 @@ from pydantic import AfterValidator, Field
 from dograph.config import Options
 from dograph.errors import ConfigError, did_you_mean
 from dograph.mixers.base import Lab, Mixer
-from dograph.mixtures.file import (
-    Provenance,
-    RunFacts,
-    as_mixture,
-    as_provenance,
-    find_preset,
-    mismatches,
-    read_mixture_file,
-)
+from dograph.mixtures import file as mixture_file
 from dograph.types import Mixture, Signals
 
 STAGE_KEYS = ("weights", "provenance")
@@ -55,14 +47,14 @@ class Static(Mixer):
             )
         if provenance is not None and weights is None:
             raise ConfigError("mixer.provenance goes with mixer.weights; files and presets have it")
-        self.preset = find_preset(preset) if preset is not None else None
+        self.preset = mixture_file.find_preset(preset) if preset is not None else None
         self.mixture: Mixture | None = None
         self.provenance = self.preset.provenance if self.preset else None
         if file is not None:
             self.mixture, self.provenance = stage(file, "mixer.file")
         elif weights is not None:
-            self.mixture = as_mixture(weights, "mixer.weights")
-            self.provenance = as_provenance(provenance, "mixer.provenance")
+            self.mixture = mixture_file.as_mixture(weights, "mixer.weights")
+            self.provenance = mixture_file.as_provenance(provenance, "mixer.provenance")
 
     def plan(self, lab: Lab) -> Mixture:
         if self.preset is not None:
@@ -129,12 +121,12 @@ class UniMax(Mixer):
         return Mixture.normalised({name: share[name] for name in lab.tokens})
 
 
-def mixture_notes(options: Mapping[str, Any], facts: RunFacts) -> list[str]:
+def mixture_notes(options: Mapping[str, Any], facts: mixture_file.RunFacts) -> list[str]:
     """Warnings about mixtures in a mixer's options that were made for another corpus or run."""
     notes: list[str] = []
     if isinstance(name := options.get("preset"), str):
-        preset = find_preset(name)
-        own = mismatches(preset.provenance, facts) + preset.fit(list(facts.sources))[1]
+        preset = mixture_file.find_preset(name)
+        own = mixture_file.mismatches(preset.provenance, facts) + preset.fit(list(facts.sources))[1]
         notes += [f"mixer.preset={name}: {note}" for note in own]
     sampling, stages = options.get("sampling"), options.get("stages")
     places: dict[str, Any] = {
@@ -150,7 +142,7 @@ def mixture_notes(options: Mapping[str, Any], facts: RunFacts) -> list[str]:
         if given is not None:
             mixture, provenance = stage(given, where)
             shown = f"{where}={given}" if isinstance(given, str) else where
-            own = mismatches(provenance, facts, mixture.weights)
+            own = mixture_file.mismatches(provenance, facts, mixture.weights)
             notes += [f"{shown}: {note}" for note in own]
     return notes
 
@@ -163,7 +155,7 @@ def inlined(options: Mapping[str, Any]) -> dict[str, Any]:
 
     def read_in(path: str, *, bare: bool = True) -> dict[str, Any]:
         """`weights` and the file's `provenance`; without one, and if `bare`, only the weights."""
-        file = read_mixture_file(Path(path))
+        file = mixture_file.read_mixture_file(Path(path))
         content: dict[str, Any] = {"weights": dict(file.weights)}
         if file.provenance is not None:
             return content | {"provenance": file.provenance.record()}
@@ -182,17 +174,17 @@ def inlined(options: Mapping[str, Any]) -> dict[str, Any]:
     return inline
 
 
-def stage(given: Any, where: str) -> tuple[Mixture, Provenance | None]:
+def stage(given: Any, where: str) -> tuple[Mixture, mixture_file.Provenance | None]:
     """A mixture file, weights, or `weights` and `provenance` as in the result of `inlined`."""
     if isinstance(given, str):
-        file = read_mixture_file(Path(given))
+        file = mixture_file.read_mixture_file(Path(given))
         return file.mixture, file.provenance
     if isinstance(given, Mapping) and isinstance(given.get("weights"), Mapping):
         if others := sorted(set(given) - set(STAGE_KEYS)):
             raise ConfigError(f"{where} may have weights and provenance, but not {others}")
-        provenance = as_provenance(given.get("provenance"), f"{where}.provenance")
-        return as_mixture(given["weights"], f"{where}.weights"), provenance
-    return as_mixture(given, where), None
+        provenance = mixture_file.as_provenance(given.get("provenance"), f"{where}.provenance")
+        return mixture_file.as_mixture(given["weights"], f"{where}.weights"), provenance
+    return mixture_file.as_mixture(given, where), None
 
 
 def _is_file(given: Any) -> bool:

@@ -1,6 +1,7 @@
 """From run directories and comparisons to everything that a page and its figures show."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -289,11 +290,12 @@ def _single_verdict(run: RunData) -> str:
     progress = f"Complete after {run.steps:,} steps"
     if not run.is_complete:
         progress = f"{run.steps:,} of {run.config.batches.steps:,} steps done"
-    mean, nmi = run.losses.get("mean"), run.curves.get("domains/nmi")
-    loss = f"mean validation loss {mean.text('.4f', ' ')} nats" if mean else ""
-    loss += f" after step {run.validated:,}" if mean and run.validated < run.steps else ""
-    parts = [f"{progress}: {loss or 'no validation loss yet'}"]
-    if nmi is not None:
+    loss = "no validation loss yet"
+    if mean := run.losses.get("mean"):
+        after = f" after step {run.validated:,}" if run.validated < run.steps else ""
+        loss = f"mean validation loss {mean.text('.4f', ' ')} nats{after}"
+    parts = [f"{progress}: {loss}"]
+    if nmi := run.curves.get("domains/nmi"):
         last = (nmi.raw or nmi).y[-1]
         parts.append(f"agreement of domains and sources {last:.2f} (NMI, at most 1)")
     if count := len(run.warnings):
@@ -308,10 +310,9 @@ def group_names(runs: Sequence[OpenRun]) -> list[str]:
     this name too. Other runs are named by their mixer and the settings that differ from other runs
     of this mixer.
     """
-    methods = [run.method for run in runs]
     flat = [dict(typed(run.as_trained().model_dump(mode="json", exclude=_FREE))) for run in runs]
-    pairs = list(zip(flat, methods, strict=True))
-    names, owners = list[str](), dict[str, set[tuple[str, str] | None]]()
+    pairs = list(zip(flat, (run.method for run in runs), strict=True))
+    named = list[tuple[str, tuple[str, str] | None]]()
     for own, method in pairs:
         name = method[1] if method else own["mixer.name"]
         if method is None:  # named by its differences to runs outside comparisons
@@ -319,9 +320,6 @@ def group_names(runs: Sequence[OpenRun]) -> list[str]:
             different = [key for key in sorted(own) if len({o.get(key) for o in others}) > 1]
             parts = [f"{key.removeprefix('mixer.')}={own[key]}" for key in different]
             name = " ".join([name, *parts])
-        names.append(name)
-        owners.setdefault(name, set()).add(method)
-    return [
-        f"{method[0]}: {name}" if method and len(owners[name]) > 1 else name
-        for name, method in zip(names, methods, strict=True)
-    ]
+        named.append((name, method))
+    owners = Counter(name for name, _ in set(named))
+    return [f"{m[0]}: {name}" if m and owners[name] > 1 else name for name, m in named]

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from operator import attrgetter
 from typing import Any
 
@@ -54,14 +54,6 @@ def _loss_columns(loss: RunMetric, other: str) -> list[MetricColumn]:
     ]
 
 
-def _lower(
-    loss: RunMetric, label: str, rival: str, says: str, change: float | None = None
-) -> Claim:
-    """The claim of a loss below another, or above it if the paper's own change is positive."""
-    is_above = change is not None and change > 0
-    return Claim(says, 1 if is_above else -1, label, change).judge_against(loss, rival)
-
-
 def validation_loss(study: Study) -> Reproduction:
     """tab:pretrain_results, in nats."""
     loss, methods = losses(study.findings), study.findings.methods
@@ -80,14 +72,16 @@ def validation_loss(study: Study) -> Reproduction:
     verdicts = []
     for label, name in paper.NAMES.items():
         if label not in (BASELINE, paper.OURS):
-            side = "below" if change[label] < 0 else "above"
-            verdicts.append(_lower(loss, label, BASELINE, f"{name} {side} Uniform", change[label]))
+            is_below = change[label] < 0
+            says = f"{name} {'below' if is_below else 'above'} Uniform"
+            claim = Claim(says, -1 if is_below else 1, label, change[label])
+            verdicts.append(claim.judge_runs(loss, BASELINE))
     for label in SUBJECTS:
         for rival in (BASELINE, "dynamic-loss"):
             says = f"DoGraph below {paper.NAMES[rival]}"
             size = printed[paper.OURS] - printed[rival]
-            verdicts.append(_lower(loss, label, rival, says, size))
-        verdicts.append(Claim("DoGraph lowest of the seven methods", -1, label).judge_best(loss))
+            verdicts.append(Claim(says, -1, label, size).judge_runs(loss, rival))
+        verdicts.append(Claim("DoGraph lowest of the seven methods", -1, label).judge_runs(loss))
     table = table_of("validation loss, mean over sources", "method", study.rows, columns)
     return Reproduction([table], rows_of(study.rows, columns), verdicts)
 
@@ -107,8 +101,8 @@ def objectives(study: Study) -> Reproduction:
     ]
     table = table_of("objectives of DoGraph: validation loss", "objective", study.rows, columns)
     verdicts = [
-        _lower(loss, best, name, f"{best} below {name}", printed[best] - printed[name])
-        for name in printed
+        Claim(f"{best} below {name}", -1, best, -more).judge_runs(loss, name)
+        for name, more in change.items()
         if name != best
     ]
     cheapest = Claim("robust softmax has the lowest computational cost", -1, "robust")
@@ -122,7 +116,7 @@ def num_domains(study: Study) -> Reproduction:
     columns = [*_loss_columns(loss, best), replace(_versus(loss, BASELINE), key="")]
     table = table_of("validation loss by number of domains m", "domains", study.rows, columns)
     verdicts = [
-        _lower(loss, best, f"m{m}", f"m = {paper.BEST_NUM_DOMAINS} below m = {m}")
+        Claim(f"m = {paper.BEST_NUM_DOMAINS} below m = {m}", -1, best).judge_runs(loss, f"m{m}")
         for m in paper.NUM_DOMAINS
         if m != paper.BEST_NUM_DOMAINS
     ]
@@ -140,17 +134,14 @@ def model_scale(studies: Mapping[str, Study]) -> Reproduction:
     for number, what in ((0, "in nats ± 95 %"), (2, f"vs. {BASELINE} [95 %]")):
         shown = [replace(own[number], head=size) for size, own in columns.items()]
         tables.append(table_of(f"validation loss {what} by model size", "method", labels, shown))
-    for label in SUBJECTS:
-        for size, loss in by_size.items():
-            for rival in (BASELINE, "regmix"):
-                says = f"DoGraph below {paper.NAMES[rival]} at {size}"
-                verdicts.append(_lower(loss, label, rival, says))
-    for small, large in pairwise(by_size):
-        for label in labels:
-            # Paired by seed: models of both sizes see the same text in the same order.
-            both = RunMetric({size: by_size[size].by_seed(label) for size in (small, large)})
-            claim = Claim(f"the loss of {label} falls from {small} to {large}", -1, label)
-            verdicts.append(claim.judge(both.difference(large, small)))
+    for label, (size, loss), rival in product(SUBJECTS, by_size.items(), (BASELINE, "regmix")):
+        says = f"DoGraph below {paper.NAMES[rival]} at {size}"
+        verdicts.append(Claim(says, -1, label).judge_runs(loss, rival))
+    for (small, large), label in product(pairwise(by_size), labels):
+        # Paired by seed: models of both sizes see the same text in the same order.
+        both = RunMetric({size: by_size[size].by_seed(label) for size in (small, large)})
+        claim = Claim(f"the loss of {label} falls from {small} to {large}", -1, label)
+        verdicts.append(claim.judge({"": both.difference(large, small)}))
     notes = [f"models: {', '.join(studies)}; paper: GPT-2 sizes that its figure does not name"]
     return Reproduction(tables, rows, verdicts, notes)
 
@@ -180,7 +171,7 @@ def cost(study: Study) -> Reproduction:
         for own, what in ((train, "training alone"), (total, "including RegMix's plan")):
             says = f"DoGraph takes more time than RegMix ({what})"
             claim = Claim(says, 1, label, paper.OVER_REGMIX, ".2f", " %")
-            verdicts.append(claim.judge_against(own, "regmix"))
+            verdicts.append(claim.judge_runs(own, "regmix"))
     notes = [
         f"paper: {paper.HOURS} h for 100B tokens on two H200 with DoGraph; here: training alone "
         "at the speed of these runs; for clean times give --workers 1 on an idle machine"
@@ -220,7 +211,7 @@ def downstream(study: Study) -> Reproduction:
     for label in SUBJECTS:
         above = Claim("DoGraph above Uniform on average", 1, label, size, ".2f", " points")
         best = Claim("DoGraph best on average of the seven", 1, label, None, ".2f", " points")
-        verdicts += [above.judge_against(average, BASELINE), best.judge_best(average)]
+        verdicts += [above.judge_runs(average, BASELINE), best.judge_runs(average)]
     return Reproduction(tables, rows, verdicts, notes, tasks)
 
 

@@ -162,7 +162,7 @@ def _changes(label: str, many: Merging, says: str, names: Iterable[str]) -> list
         }
         metric = RunMetric(ends, difference_range=SHARE_CHANGE if name in _SHARES else ANY)
         text = f"{says} ({label}, {name.replace('_', ' of ')}, last minus first)"
-        claims.append(Claim(text, -1, label).judge(metric.difference("last", "first")))
+        claims.append(Claim(text, -1, label).judge({"": metric.difference("last", "first")}))
     return claims
 
 

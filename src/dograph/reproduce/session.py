@@ -19,13 +19,7 @@ from dograph.compare.session import open_corpus, run_compare
 from dograph.config import resolve_config
 from dograph.data.corpus import Corpus, blocks_by_source, equal_shares
 from dograph.errors import ConfigError
-from dograph.eval.evaluate import (
-    EvalRequest,
-    checked_result,
-    evaluate,
-    find_subject,
-    read_documents,
-)
+from dograph.eval import evaluate
 from dograph.eval.gradients import LEAST_ROWS
 from dograph.eval.scores import Report
 from dograph.eval.tasks import pick_tasks
@@ -50,7 +44,7 @@ MAKERS: dict[str, Callable[[Study], Reproduction]] = {
 }
 
 
-def check(wanted: Wanted, ask: Ask, request: EvalRequest, report: Report) -> Corpus:
+def check(wanted: Wanted, ask: Ask, request: evaluate.EvalRequest, report: Report) -> Corpus:
     """Refuse before training whatever would fail after hours of it."""
     corpus = open_corpus(ask)
     if wanted.artefact.kind == "downstream":
@@ -59,7 +53,7 @@ def check(wanted: Wanted, ask: Ask, request: EvalRequest, report: Report) -> Cor
                 f"{corpus.directory} has no tokenizer, so its models cannot answer questions; "
                 "prepare it with --tokenizer"
             )
-        read_documents(request, report)
+        evaluate.read_documents(request, report)
     if wanted.artefact.is_probed:
         config = ask.config
         blocks = blocks_by_source(corpus, "validation", config.data.seq_len)
@@ -86,34 +80,34 @@ def train(wanted: Wanted, asks: Mapping[str, Ask], pool: Pool, say: Say) -> dict
 
 
 def evaluate_cells(
-    findings: Findings, request: EvalRequest, corpus: Corpus, report: Report
+    findings: Findings, request: evaluate.EvalRequest, corpus: Corpus, report: Report
 ) -> dict[str, Mapping[str, Any]]:
     """The content of eval.json of every finished cell; a stored result of this request is kept."""
     scores: dict[str, Mapping[str, Any]] = {}
     cells = findings.finished
     for count, cell in enumerate(cells, start=1):
-        subject = find_subject(cell.run)
+        subject = evaluate.find_subject(cell.run)
         file = subject.result_file
         assert file is not None, "a cell is a run, which keeps its result"
         seq_len = findings.config["data"]["seq_len"]
         stored = stored_scores(file, request, seq_len, Path(subject.model))
         if stored is None:
             report(f"scoring {cell.label}", count, len(cells))  # one line per model, not per task
-            stored = evaluate(subject, request, corpus, lambda stage, done, total: None)
+            stored = evaluate.evaluate(subject, request, corpus, lambda stage, done, total: None)
             write_json(file, stored)
         scores[cell.label] = stored
     return scores
 
 
 def stored_scores(
-    file: Path, request: EvalRequest, seq_len: int, model: Path
+    file: Path, request: evaluate.EvalRequest, seq_len: int, model: Path
 ) -> Mapping[str, Any] | None:
     """A complete result of the same request and the same weights, else None.
 
     Batch size and device may differ. Without a `max_length` in the request, a run sees as many
     tokens as it was trained on. A cell that was trained again has other weights than the result.
     """
-    stored: Mapping[str, Any] | None = read_record(file, checked_result)
+    stored: Mapping[str, Any] | None = read_record(file, evaluate.checked_result)
     if stored is None:
         return None
     provenance = stored["provenance"]
@@ -126,7 +120,7 @@ def stored_scores(
     return stored if provenance["weights"] == (digests or None) else None
 
 
-def _scoring(request: EvalRequest) -> dict[str, Any]:
+def _scoring(request: evaluate.EvalRequest) -> dict[str, Any]:
     """What decides the scores of a model, under the names of eval.json."""
     return {
         "scorer": request.using,
@@ -180,7 +174,7 @@ def setup_differences(study: Study) -> Iterator[str]:
 
 
 def finish(
-    studies: Mapping[str, Study], request: EvalRequest, out: Path, report: Report
+    studies: Mapping[str, Study], request: evaluate.EvalRequest, out: Path, report: Report
 ) -> Reproduction:
     """Evaluate, make the tables and the verdicts, and write reproduce.json."""
     study = next(iter(studies.values()))  # others differ only in the model

@@ -58,11 +58,8 @@ class RunMetric:
             values[cell.method][cell.seed] = of(cell)
         return cls(values, *ranges)
 
-    def __contains__(self, label: str) -> bool:
-        """Whether the method has a finished run."""
-        return bool(self.by_seed(label))
-
     def by_seed(self, label: str) -> Mapping[int, float]:
+        """Empty if the method has no finished run."""
         return self.values.get(label, {})
 
     def mean(self, label: str) -> Estimate:
@@ -102,10 +99,9 @@ class MetricColumn:
             return ""
         if shape.startswith("["):
             return str(value.text(shape[1:-1]))
-        if isinstance(value, Estimate):
-            with_interval = shape.startswith("±")
-            return value.plus_minus(shape[1:]) if with_interval else value.plain(shape)
-        return format(value, shape)
+        if shape.startswith("±"):
+            return str(value.plus_minus(shape[1:]))
+        return value.plain(shape) if isinstance(value, Estimate) else format(value, shape)
 
 
 def rows_of(labels: Sequence[str], columns: Sequence[MetricColumn]) -> Rows:
@@ -124,13 +120,12 @@ def table_of(
 
 
 Verdict = Literal["confirmed", "sign only", "unclear", "opposite", "no verdict"]
-_SEVERITY: tuple[Verdict, ...] = ("confirmed", "unclear", "no verdict", "opposite")
-_SIDES: dict[int, Verdict] = {1: "confirmed", 0: "unclear", -1: "opposite"}
-_VERDICT_TEXTS: dict[Verdict, str] = {
-    "confirmed": "confirmed",
-    "sign only": "confirmed in sign, not in size",
-    "unclear": "not confirmed, the interval contains zero",
-    "opposite": "not confirmed, the opposite holds",
+# By the side of zero that the interval lies on, 1 for the claimed one; from the best to the worst.
+_VERDICTS: dict[int | None, tuple[Verdict, str]] = {
+    1: ("confirmed", "confirmed"),
+    0: ("unclear", "not confirmed, the interval contains zero"),
+    None: ("no verdict", "no verdict, a value is not finite"),
+    -1: ("opposite", "not confirmed, the opposite holds"),
 }
 
 
@@ -146,63 +141,58 @@ class Claim:
     unit: str = ""
     ours: Estimate | None = None
     verdict: Verdict = "no verdict"
-    line: str = ""
+    found: str = ""  # the end of its line
 
-    def judge(self, ours: Estimate) -> Self:
-        return self.judge_all({"": ours})
+    @property
+    def line(self) -> str:
+        """The paper claims it for its own recipe; we also test ours."""
+        who = "the same claim for our default recipe" if self.of == DEFAULT else "paper"
+        return f"{who}: {self.says}{self.found}"
 
-    def judge_against(self, metric: RunMetric, rival: str) -> Self:
-        """By its method's difference to another; not tested if either has no finished run."""
-        if missing := [name for name in (self.of, rival) if name not in metric]:
+    def untested(self, why: str) -> Self:
+        return replace(self, paper=None, found=f": not tested, {why}")
+
+    def judge_runs(self, metric: RunMetric, rival: str | None = None) -> Self:
+        """By its method's difference to a rival, or else to every other method of the paper."""
+        needed = [self.of] if rival is None else [self.of, rival]
+        if missing := [name for name in needed if not metric.by_seed(name)]:
             return self.untested(f"no finished run of {' and of '.join(missing)}")
-        return self.judge(metric.difference(self.of, rival))
+        if rival is not None:
+            return self.judge({"": metric.difference(self.of, rival)})
+        rivals = [name for name in NAMES if name != OURS and metric.by_seed(name)]
+        return self.judge({name: metric.difference(self.of, name, len(rivals)) for name in rivals})
 
-    def judge_best(self, metric: RunMetric) -> Self:
-        """By its method's difference to every other method of the paper."""
-        if self.of not in metric:
-            return self.untested(f"no finished run of {self.of}")
-        rivals = [name for name in NAMES if name != OURS and name in metric]
-        family = len(rivals)
-        return self.judge_all({name: metric.difference(self.of, name, family) for name in rivals})
-
-    def judge_all(self, rivals: Mapping[str, Estimate]) -> Self:
+    def judge(self, rivals: Mapping[str, Estimate]) -> Self:
         """By the differences to all rivals at once; the line shows the worst one for the claim.
 
         If a rival has too few seeds there is no verdict, and the line shows that rival.
         """
         if not rivals:
             return self.untested("its runs were not requested")
-        verdicts: dict[str, Verdict] = {
-            name: _SIDES[self.sign * rival.simultaneous.side]
-            if rival.simultaneous
-            else "no verdict"
-            for name, rival in rivals.items()
-        }
-        few = [name for name, rival in rivals.items() if rival.num < LEAST_SEEDS]
 
-        def severity(name: str) -> tuple[int, float]:
-            return _SEVERITY.index(verdicts[name]), -self.sign * rivals[name].value
+        def side(rival: Estimate) -> int | None:
+            ends = rival.simultaneous
+            return None if ends is None else self.sign * ends.side
 
-        name = max(few or rivals, key=severity)
-        worst, verdict = rivals[name], "no verdict" if few else verdicts[name]
-        ends = worst.simultaneous
-        if verdict == "confirmed" and self.paper is not None and ends is not None:
-            verdict = verdict if ends.low <= self.paper <= ends.high else "sign only"
+        def severity(name: str) -> tuple[bool, int, float]:
+            rival = rivals[name]
+            place = list(_VERDICTS).index(side(rival))
+            return rival.num < LEAST_SEEDS, place, -self.sign * rival.value
+
+        name = max(rivals, key=severity)
+        worst, ends = rivals[name], rivals[name].simultaneous
+        verdict, shown = _VERDICTS[side(worst)]
+        has_size = self.paper is None or ends is None or ends.low <= self.paper <= ends.high
+        if worst.num < LEAST_SEEDS:
+            verdict, shown = "no verdict", f"no verdict, {worst.num} of {LEAST_SEEDS} seeds"
+        elif verdict == "confirmed" and not has_size:
+            verdict, shown = "sign only", "confirmed in sign, not in size"
         size = "" if self.paper is None else f" by {abs(self.paper):{self.shape}}{self.unit}"
         against = f", against {name}," if name else ""
         text = replace(worst, interval=ends).text(f"+{self.shape}", " ")
         unit = self.unit if worst.num else ""
-        why = f"{worst.num} of {LEAST_SEEDS} seeds" if few else "a value is not finite"
-        shown = _VERDICT_TEXTS.get(verdict, f"no verdict, {why}")
-        return self.concluded(verdict, f"{size}; here{against} {text}{unit}: {shown}", worst)
-
-    def untested(self, why: str) -> Self:
-        return replace(self, paper=None).concluded("no verdict", f": not tested, {why}")
-
-    def concluded(self, verdict: Verdict, end: str, ours: Estimate | None = None) -> Self:
-        """With its verdict and line. The paper claims it for its own recipe; we also test ours."""
-        who = "the same claim for our default recipe" if self.of == DEFAULT else "paper"
-        return replace(self, verdict=verdict, ours=ours, line=f"{who}: {self.says}{end}")
+        found = f"{size}; here{against} {text}{unit}: {shown}"
+        return replace(self, verdict=verdict, ours=worst, found=found)
 
     def record(self) -> dict[str, Any]:
         ours = None if self.ours is None else self.ours.record()

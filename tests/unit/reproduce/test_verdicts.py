@@ -37,19 +37,19 @@ def figure(mean, low=None, high=None, seeds=5):
     ],
 )
 def test_an_interval_decides(ours, sign, paper, word, told):
-    found = Claim("DoGraph below Uniform", sign, paper=paper).judge(ours)
+    found = Claim("DoGraph below Uniform", sign, paper=paper).judge({"": ours})
     assert found.verdict == word
     assert told in found.line
     assert found.record()["verdict"] == word
 
 
 def test_a_line_says_what_is_claimed_and_what_is_here():
-    found = Claim("DoGraph below Uniform", -1, paper=-1.04).judge(figure(0.05, 0.03, 0.07))
+    found = Claim("DoGraph below Uniform", -1, paper=-1.04).judge({"": figure(0.05, 0.03, 0.07)})
     assert found.line == (
         "paper: DoGraph below Uniform by 1.040; here +0.050 [+0.030, +0.070]: "
         "not confirmed, the opposite holds"
     )
-    ours = Claim("x", 1, "dograph", shape=".1f", unit=" %").judge(figure(1.0, 0.5, 1.5))
+    ours = Claim("x", 1, "dograph", shape=".1f", unit=" %").judge({"": figure(1.0, 0.5, 1.5)})
     assert ours.line == (
         "the same claim for our default recipe: x; here +1.0 [+0.5, +1.5] %: confirmed"
     )
@@ -58,27 +58,27 @@ def test_a_line_says_what_is_claimed_and_what_is_here():
 
 def test_the_best_of_all_must_beat_everybody():
     beats, ties, loses = figure(-1, -2, -0.5), figure(-0.1, -0.2, 0.1), figure(0.2, 0.1, 0.3)
-    assert Claim("x", -1).judge_all({"a": beats, "b": beats}).verdict == "confirmed"
-    found = Claim("x", -1).judge_all({"a": beats, "b": ties})
+    assert Claim("x", -1).judge({"a": beats, "b": beats}).verdict == "confirmed"
+    found = Claim("x", -1).judge({"a": beats, "b": ties})
     assert (found.verdict, "against b" in found.line) == ("unclear", True)
-    found = Claim("x", -1).judge_all({"a": loses, "b": ties, "c": beats})
+    found = Claim("x", -1).judge({"a": loses, "b": ties, "c": beats})
     assert (found.verdict, "against a" in found.line) == ("opposite", True)
-    few = Claim("x", -1).judge_all({"a": beats, "b": figure(-1, -2, -0.5, seeds=3)})
+    few = Claim("x", -1).judge({"a": beats, "b": figure(-1, -2, -0.5, seeds=3)})
     assert few.verdict == "no verdict"
     assert few.line.endswith("against b, -1.000 [-2.000, -0.500]: no verdict, 3 of 5 seeds")
-    assert Claim("x", -1).judge_all({}).verdict == "no verdict"
+    assert Claim("x", -1).judge({}).verdict == "no verdict"
 
 
 def test_a_rival_that_is_surely_better_is_shown_before_one_that_is_perhaps():
     """The larger mean has the wider interval, and would hide the claim that is refuted."""
     sure, perhaps = figure(0.1, 0.05, 0.15), figure(0.3, -0.2, 0.8)
-    found = Claim("x", -1).judge_all({"perhaps": perhaps, "sure": sure})
+    found = Claim("x", -1).judge({"perhaps": perhaps, "sure": sure})
     assert (found.verdict, "against sure" in found.line) == ("opposite", True)
 
 
 def test_against_several_it_is_the_simultaneous_interval_that_decides():
     one = Estimate(-1.0, Interval(-1.5, -0.5), 5, Interval(-2.5, 0.5))
-    found = Claim("x", -1).judge_all({"a": one})
+    found = Claim("x", -1).judge({"a": one})
     assert found.verdict == "unclear"
     assert "-1.000 [-2.500, +0.500]" in found.line
 
@@ -90,16 +90,16 @@ def test_of_rivals_alike_the_nearest_is_shown(sign):
         "near": figure(sign * 0.2, *sorted((sign * 0.1, sign * 0.3))),
         "middle": figure(sign * 1.0, *sorted((sign * 0.5, sign * 1.5))),
     }
-    found = Claim("x", sign).judge_all(rivals)
+    found = Claim("x", sign).judge(rivals)
     assert (found.verdict, found.ours) == ("confirmed", rivals["near"])
 
 
 def test_a_rival_without_a_figure_leaves_no_verdict_unless_another_refutes():
     broken, ties, loses = figure(math.nan), figure(-0.1, -0.2, 0.1), figure(0.2, 0.1, 0.3)
-    found = Claim("x", -1).judge_all({"ties": ties, "broken": broken})
+    found = Claim("x", -1).judge({"ties": ties, "broken": broken})
     assert (found.verdict, "against broken" in found.line) == ("no verdict", True)
     assert found.line.endswith("no verdict, a value is not finite")
-    assert Claim("x", -1).judge_all({"broken": broken, "loses": loses}).verdict == "opposite"
+    assert Claim("x", -1).judge({"broken": broken, "loses": loses}).verdict == "opposite"
 
 
 def test_figures_are_paired_t_intervals():
