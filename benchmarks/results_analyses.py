@@ -1,19 +1,27 @@
 """The explaining parts of docs/results.md: diagnostics, the paper's analyses, its Figure 1."""
 
+import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from benchmarks.evidence_arms import CANDIDATES
+from benchmarks.evidence_arms import CANDIDATES, REPORTED_STEPS, TUNING_STEPS
+from benchmarks.measure import RESULTS
 from benchmarks.results_pictures import ByArm
-from benchmarks.results_tables import Cells, markdown, tuning_table, verdicts
+from benchmarks.results_tables import Cells, average, markdown, select, tuning_table, verdicts
 from dograph.stats import mean_estimate, paired_difference
 
 OBJECTIVES = ("paper", "variance", "robust", "alignment", "precision")
 NUM_DOMAINS = ("m=7", "m=9", "paper", "m=13", "m=15")
 SCOPES = ("paper", "batch, spherical", "epoch", "epoch, spherical", "stream, spherical")
 TRIED = ("plain", "inverse-norm", "precision", *CANDIDATES)
+PRICES = {  # files with the price of a mode in a run
+    "full": "bench-mini-run-before-h200.json",
+    "topdown": "bench-mini-run-h200.json",
+    "head": "bench-mini-run-h200.json",
+}
 FIGURES = {
     "separation": "separation [95 %]",
     "separation_directions": "of directions [95 %]",
@@ -107,6 +115,57 @@ def _by_source(main: ByArm) -> list[str]:
         ours, theirs = ({s: run[s]["losses"][source] for s in seeds} for run in (own, base))
         row.append(paired_difference(ours, theirs).text("+.3f", " "))
     return markdown([name.removeprefix("RedPajama") for name in names], [row])
+
+
+def worth(cells: Cells) -> list[str]:
+    """Gains at equal steps as factors of plain training's steps, beside the prices of a step."""
+    rows, slopes = [], []
+    for table, metric in (("uniform", "mean"), ("natural", "natural")):
+        if "plain" not in select(cells, table, TUNING_STEPS):
+            return []
+        by_arm, slope = select(cells, table, REPORTED_STEPS), nats_per_e_fold(cells, table, metric)
+        slopes.append(f"{slope:.2f} ({table} sampling)")
+        for arm in ("inverse-norm", "recommended"):
+            own, base = by_arm[arm], by_arm["plain"]
+            pairs = [own[s]["summaries"][metric] - base[s]["summaries"][metric] for s in own]
+            told = mean_estimate(pairs)
+            assert told.interval is not None
+            most, mean, least = (
+                math.exp(-nats / slope)
+                for nats in (told.interval.low, told.value, told.interval.high)
+            )
+            factor = f"{mean:.3f} [{least:.3f}, {most:.3f}]"
+            rows.append([arm, table, str(len(pairs)), told.text("+.4f", " "), factor])
+    prices = []
+    for mode, file in PRICES.items():
+        arm = json.loads((RESULTS / file).read_text())["arms"][mode]
+        prices.append(f"{mode} {arm['run']['ratio']['median']:.3f}")
+    return [
+        "## What the gains are worth in steps",
+        "",
+        "All differences above are at equal steps. Plain training falls by",
+        f"{' and '.join(slopes)} nats for an e-fold of steps",
+        f"({TUNING_STEPS} and {REPORTED_STEPS} steps, each with a schedule of its own). By that",
+        "slope it would reach the same loss with so many times the steps:",
+        "",
+        *markdown(["arm", "sampling", "seeds", "vs. plain [95 %]", "times the steps"], rows),
+        "",
+        f"A step costs in a run, over a plain one ([cost](cost.md)): {', '.join(prices)}.",
+        "These rows were run in `full`: **at equal time they do not win**, since the gain is worth",
+        "fewer steps than it costs. In `head` they might, if most of the gain is kept; that was",
+        "not measured with these seeds. All of this is an estimate, from two lengths with",
+        "different seeds and prices of other runs; `dograph compare --match time` measures it.",
+        "",
+    ]
+
+
+def nats_per_e_fold(cells: Cells, table: str, metric: str) -> float:
+    """How far plain training falls from the shorter to the longer schedule, per unit of log."""
+    short, long = (
+        average(select(cells, table, steps)["plain"].values(), metric)
+        for steps in (TUNING_STEPS, REPORTED_STEPS)
+    )
+    return (short - long) / math.log(REPORTED_STEPS / TUNING_STEPS)
 
 
 def analyses(cells: Cells) -> list[str]:

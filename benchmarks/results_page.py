@@ -12,7 +12,7 @@ import yaml
 
 from benchmarks.evidence_arms import PARTS, PLANNED, PLANS, REPORTED_STEPS
 from benchmarks.measure import RESULTS
-from benchmarks.results_analyses import analyses, merging, reasons
+from benchmarks.results_analyses import analyses, merging, reasons, worth
 from benchmarks.results_changes import all_changes, report
 from benchmarks.results_pictures import ByArm, draw, draw_merging
 from benchmarks.results_tables import (
@@ -96,6 +96,7 @@ def page(record: Mapping[str, Any], probes: Mapping[str, Any]) -> str:
             "",
             "![training loss minus plain's](pictures/curves.svg)",
             "",
+            *worth(cells),
             *reasons(main, second),
             *tasks(cells),
             *merging(probes),

@@ -1,9 +1,10 @@
 """The parts of docs/results.md that say why bear what they say."""
 
+import math
 from typing import Any
 
 import numpy as np
-from benchmarks.results_analyses import analyses, merging, reasons
+from benchmarks.results_analyses import analyses, merging, reasons, worth
 from benchmarks.results_page import committed, two_tables
 from benchmarks.results_tables import effective, source_table
 from scipy import stats
@@ -17,6 +18,30 @@ def test_numbers_of_domains_are_set_against_eleven() -> None:
     lines = analyses(cells)
     start = lines.index("Number of domains (`paper` has 11):")
     assert row_of(lines[start:], "m=7")[3] == "+0.500 [+0.500, +0.500]"
+
+
+def test_gains_are_worth_the_steps_that_plain_training_needs_for_them() -> None:
+    """Plain training follows 10 - 0.5 ln(steps); a method reaches what it has after 1.1 N steps."""
+    tables = {"uniform": "mean", "natural": "natural"}
+    plain = [
+        cell("plain", seed, *[10 - 0.5 * math.log(steps)] * 2, steps=steps, table=table)
+        for table in tables
+        for steps in (400, 700)
+        for seed in range(3)
+    ]
+    gain = 0.5 * math.log(1.1)
+    better = [
+        cell(arm, one["seed"], *[one["losses"]["a"] - gain] * 2, table=one["table"])
+        for arm in ("inverse-norm", "recommended")
+        for one in plain
+        if one["steps"] == 700
+    ]
+    lines = worth([*plain, *better])
+    assert (
+        "0.50 (uniform sampling) and 0.50 (natural sampling) nats for an e-fold of steps" in lines
+    )
+    assert row_of(lines, "recommended")[-1] == "1.100 [1.100, 1.100]"
+    assert row_of(lines, "recommended")[3] == f"{-gain:+.4f} [{-gain:+.4f}, {-gain:+.4f}]"
 
 
 def test_the_chosen_recipe_is_set_beside_every_row() -> None:
