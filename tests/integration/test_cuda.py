@@ -270,3 +270,18 @@ def test_modes_stay_inside_their_budgets(tmp_path):
         assert arms[mode]["ratio"]["median"] <= most, mode
         assert arms[mode]["memory_ratio"] <= MEMORY[mode], mode
         assert arms[mode]["parts_ms"]["weigh"] < 0.35, mode  # 0.3, and the marks themselves
+
+
+@pytest.mark.parametrize("mode", ["twopass", "head"])
+def test_the_trainer_of_transformers_weighs_as_on_a_cpu(tmp_path, mode):
+    """The same rows, weighed by domains of the sketches: the same model at the end."""
+    from dograph.integrations.hf import attach
+    from trainers import DIM, build, dograph, furthest, make, parameters
+
+    start, ends = parameters(build()), []
+    for use_cpu in (True, False):
+        trainer = make(tmp_path / str(use_cpu), build(), use_cpu=use_cpu)
+        attach(trainer, dograph(), mode=mode, dim=DIM)
+        trainer.train()
+        ends.append({name: p.cpu() for name, p in parameters(trainer.model).items()})
+    assert furthest(ends[1], ends[0]) < 0.01 * furthest(ends[0], start)
