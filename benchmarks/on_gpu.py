@@ -1,6 +1,7 @@
 """Everything that is measured on a GPU, in parts that can be stopped and go on.
 
     python -m benchmarks.on_gpu OUT [--parts tests prices ...] [--seconds 560] [--corpus DIR]
+                                    [--old SRC]
 
 Parts run one after another, as separate processes. What ended well is not run again with the same
 OUT. What --seconds cuts off keeps what it has written (OUT/<name>.json, OUT/<name>.log); with the
@@ -11,6 +12,8 @@ tests    the tests that need a GPU: steps that never wait, CUDA graphs, ranks, k
 prices   the price of every mode in a run, for the shapes of docs/cost.md
 solve    device time from sketches to weights, up to 1,024 samples and 64 domains
 worth    plain training beside weights, at equal tokens and equal time (docs/compare.md)
+online   methods that learn during the run, and ours, beside natural and equal sampling
+old      the price of every mode before and after, in turns: --old is `src` of an older commit
 """
 
 import argparse
@@ -47,16 +50,21 @@ ARMS = (
     "inverse=dograph[recipe=inverse-norm,sketch.mode=head]",
     "permuted=benchmarks.permuted:PermutedLabels[recipe=recommended,sketch.mode=full]",
 )
-WORTH = [
-    *("model.preset=gpt2-mini", "data.seq_len=512", "train.batch_size=48", "train.steps=700"),
-    *("train.dtype=bfloat16", "train.compile=true", "eval.every=0", "probe.rows=0", "seed=10"),
+RUN = [
+    *("model.preset=gpt2-mini", "data.seq_len=512", "train.batch_size=48", "seed=10"),
+    *("train.dtype=bfloat16", "train.compile=true", "eval.every=0", "probe.rows=0"),
     *("eval.max_samples_per_source=128", "checkpoint.every=0", "optim.warmup_steps=100"),
 ]
+ONLINE = "uniform,dynamic-loss,group-dro,ado,odm,rb,dograph"
 
 
-def commands(part: str, out: Path, corpus: str | None) -> Iterator[tuple[str, list[str]]]:
+def commands(
+    part: str, out: Path, corpus: str | None, old: str | None
+) -> Iterator[tuple[str, list[str]]]:
     """The commands of a part, by name."""
     python, dograph = sys.executable, [sys.executable, "-m", "dograph"]
+    if part in ("worth", "online") and corpus is None:
+        raise SystemExit(f"{part} needs --corpus: a folder that dograph data prepare has written")
     if part == "tests":
         plain = ["-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider", "-q", "-rs"]
         yield "tests", [python, "-m", "pytest", *plain, *TESTS]
@@ -69,13 +77,21 @@ def commands(part: str, out: Path, corpus: str | None) -> Iterator[tuple[str, li
         file = str((out / "solve").resolve())
         yield "solve", [python, "-m", "benchmarks.solve", "--device", "cuda", "--name", file]
     if part == "worth":
-        if corpus is None:
-            raise SystemExit("worth needs --corpus: a folder that dograph data prepare has written")
-        own = [*WORTH, f"data.corpus={corpus}", "--mixers", ",".join(ARMS)]
+        own = [*RUN, "train.steps=700", f"data.corpus={corpus}", "--mixers", ",".join(ARMS)]
         rates = ["--match", "time", "--rates", "5e-4,1e-3,2e-3"]
         tune = ["--tune", "seed=0", "--tune", "train.steps=400"]
         folder = ["--seeds", "10,11,12,13,14", "--workers", "1", "--out", str(out / "worth")]
         yield "worth", [*dograph, "compare", *own, *rates, *tune, *folder]
+    if part == "online":
+        own = [*RUN, "train.steps=400", f"data.corpus={corpus}", "--mixers", ONLINE]
+        folder = ["--seeds", "10,11,12", "--workers", "1", "--out", str(out / "online")]
+        yield "online", [*dograph, "compare", *own, *folder]
+    if part == "old":
+        if old is None:
+            raise SystemExit("old needs --old: the folder `src` of an older commit")
+        file = ["--out", str(out / "price-old-new.json")]
+        options = ["--steps", "30", "--old-options", "--no-rivals --no-hand"]
+        yield "old", [python, "-m", "benchmarks.price_since", old, *options, *file]
 
 
 def run(name: str, command: list[str], out: Path, seconds: float) -> int | None:
@@ -99,12 +115,15 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--parts", nargs="+", default=["tests", "prices", "solve", "worth"])
     parser.add_argument("--seconds", type=float, default=560)
-    parser.add_argument("--corpus", help="of the part worth")
+    parser.add_argument("--corpus", help="of the parts worth and online")
+    parser.add_argument("--old", help="of the part old")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     file, end = given.out / "parts.json", time.monotonic() + given.seconds
     ended: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    todo = [own for part in given.parts for own in commands(part, given.out, given.corpus)]
+    todo = [
+        own for part in given.parts for own in commands(part, given.out, given.corpus, given.old)
+    ]
     for name, command in todo:
         if ended.get(name, {}).get("status") == 0:
             continue
