@@ -1,11 +1,14 @@
 """Everything that is measured on a GPU, in parts that can be stopped and go on.
 
     python -m benchmarks.on_gpu OUT [--parts tests prices ...] [--seconds 560] [--corpus DIR]
-                                    [--old SRC]
+                                    [--old SRC] [--state FILE]
 
 Parts run one after another, as separate processes. What ended well is not run again with the same
 OUT. What --seconds cuts off keeps what it has written (OUT/<name>.json, OUT/<name>.log); with the
 next call a comparison goes on and all else starts anew. OUT/parts.json says how each part ended.
+With --state, FILE (a .tar.xz of a few MB) takes finished runs of comparisons, without their models,
+to the same folder of another machine: it is unpacked at the start if it exists, and written at the
+end.
 
 part     what it shows
 tests    the tests that need a GPU: steps that never wait, CUDA graphs, ranks, kernels
@@ -21,6 +24,7 @@ import json
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +60,8 @@ RUN = [
     *("eval.max_samples_per_source=128", "checkpoint.every=0", "optim.warmup_steps=100"),
 ]
 ONLINE = "uniform,dynamic-loss,group-dro,ado,odm,rb,dograph"
+WORKERS = "3"  # one run starts and compiles while others train; prices are measured before, alone
+COMPARISONS = ("worth", "online")  # folders of OUT
 
 
 def commands(
@@ -80,11 +86,11 @@ def commands(
         own = [*RUN, "train.steps=700", f"data.corpus={corpus}", "--mixers", ",".join(ARMS)]
         rates = ["--match", "time", "--rates", "5e-4,1e-3,2e-3"]
         tune = ["--tune", "seed=0", "--tune", "train.steps=400"]
-        folder = ["--seeds", "10,11,12,13,14", "--workers", "1", "--out", str(out / "worth")]
+        folder = ["--seeds", "10,11,12,13,14", "--workers", WORKERS, "--out", str(out / "worth")]
         yield "worth", [*dograph, "compare", *own, *rates, *tune, *folder]
     if part == "online":
         own = [*RUN, "train.steps=400", f"data.corpus={corpus}", "--mixers", ONLINE]
-        folder = ["--seeds", "10,11,12", "--workers", "1", "--out", str(out / "online")]
+        folder = ["--seeds", "10,11,12", "--workers", WORKERS, "--out", str(out / "online")]
         yield "online", [*dograph, "compare", *own, *folder]
     if part == "old":
         if old is None:
@@ -110,6 +116,30 @@ def run(name: str, command: list[str], out: Path, seconds: float) -> int | None:
     return None
 
 
+def pack(out: Path, state: Path) -> None:
+    """What comparisons in `out` have measured: their records, and those of finished runs."""
+    with tarfile.open(state, "w:xz") as archive:
+        for file in sorted(file for name in COMPARISONS for file in (out / name).rglob("*.*")):
+            is_record = file.suffix in (".json", ".jsonl", ".yaml") and file.is_file()
+            run = file.parent
+            stopped = (run / "config.yaml").exists() and not (run / "result.json").exists()
+            if is_record and not stopped and "checkpoints" not in file.relative_to(out).parts:
+                archive.add(file, str(file.relative_to(out)))
+
+
+def unpack(out: Path, state: Path) -> None:
+    """The same in another folder. Runs whose models stayed behind have empty files in their place.
+
+    A comparison trains a run again if its model is missing, and does not read it if it is there.
+    """
+    with tarfile.open(state) as archive:
+        archive.extractall(out, filter="data")
+    for result in (file for name in COMPARISONS for file in (out / name).rglob("result.json")):
+        model = result.parent / json.loads(result.read_text())["model"]
+        model.mkdir(parents=True, exist_ok=True)
+        (model / "model.safetensors").touch()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
@@ -117,8 +147,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=560)
     parser.add_argument("--corpus", help="of the parts worth and online")
     parser.add_argument("--old", help="of the part old")
+    parser.add_argument("--state", type=Path, help="finished runs, from and for another machine")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
+    if given.state and given.state.exists():
+        unpack(given.out, given.state)
     file, end = given.out / "parts.json", time.monotonic() + given.seconds
     ended: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     todo = [
@@ -135,6 +168,8 @@ def main() -> None:
         ended[name] = {"status": status, "seconds": spent, "command": command[1:]}
         file.write_text(json.dumps(ended, indent=1) + "\n")
         print(f"{name}: {'stopped' if status is None else status} after {spent} s", flush=True)
+    if given.state:
+        pack(given.out, given.state)
 
 
 if __name__ == "__main__":
