@@ -21,7 +21,7 @@ _ERRORS, _COLUMNS = 2048, 128  # that are written at once; columns of a block wi
 
 
 def nll_by_kernel(logits_NV: Tensor, target_N: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """The NLL of each target and the log of its normaliser; a target below 0 has NLL 0."""
+    """The NLL of each target (0 below 0, infinite outside the vocabulary) and log normaliser."""
     nll_N = torch.empty(len(target_N), device=target_N.device)
     norm_N = torch.empty_like(nll_N)
     size = logits_NV.shape[1]
@@ -69,7 +69,9 @@ def _nll(logits, target, nll, norm, V, vocab, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     wanted = tl.load(target + token)
     logits += token * V
-    largest = tl.full((), -float("inf"), tl.float32)
+    largest = tl.full(
+        (), -3.4028234663852886e38, tl.float32
+    )  # -inf would make NaN of a masked block
     total = tl.zeros((), tl.float32)
     for start in range(0, vocab, BLOCK):
         place = start + tl.arange(0, BLOCK)
@@ -78,7 +80,8 @@ def _nll(logits, target, nll, norm, V, vocab, BLOCK: tl.constexpr):
         total = total * tl.exp(largest - higher) + tl.sum(tl.exp(value - higher), axis=0)
         largest = higher
     log_total = largest + tl.log(total)
-    own = tl.load(logits + tl.maximum(wanted, 0)).to(tl.float32)
+    known = (wanted >= 0) & (wanted < vocab)
+    own = tl.load(logits + wanted, mask=known, other=-float("inf")).to(tl.float32)
     tl.store(norm + token, log_total)
     tl.store(nll + token, tl.where(wanted < 0, 0.0, log_total - own))
 

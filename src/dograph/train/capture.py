@@ -64,8 +64,8 @@ class StepGraphs:
             self.works = False
             reason = str(error.__context__ or error).splitlines()[0]  # what went wrong first
             logger.warning("steps are not replayed as CUDA graphs, and take longer: %s", reason)
-            return compute(taps, token_bT)
-        return self.captured[key].replay(token_bT)
+        # Outside the handler, where the error would hold the memory of the failed capture.
+        return self.captured[key].replay(token_bT) if self.works else compute(taps, token_bT)
 
 
 class CapturedMicroBatch:

@@ -108,7 +108,7 @@ def extra_work(
             work.append(Work("a backward for every other sample", 0, again))
         backward = [Work("backward again", 0, 2 * flops.forward)] if two_sweeps else []
         return [*work, *forward, *backward]
-    work, scaling = _projections(rules, sketch.dim, num_samples, rows, size)
+    work, scaling = _projections(rules, sketch, num_samples, rows, size)
     work += [vectors, *forward]
     if two_sweeps or mode == "twopass":  # one more backward, to the activations alone
         back = flops.matrices + 2 * flops.attention
@@ -141,7 +141,7 @@ def _above_cut(rules: list[Rule], model: nn.Module, sketch: SketchConfig) -> tup
 
 
 def _projections(
-    rules: list[Rule], dim: int, num_samples: int, rows: int, size: int
+    rules: list[Rule], sketch: SketchConfig, num_samples: int, rows: int, size: int
 ) -> tuple[list[Work], list[Work]]:
     """The work of sketching with taps, and of weighting the gradients.
 
@@ -152,7 +152,7 @@ def _projections(
     for rule in rules:
         if rule.matrix is None:
             continue
-        q, p = Projection(dim=dim).sides(wide=rule.wide)
+        q, p = Projection(dim=sketch.dim).sides(wide=rule.wide)
         if isinstance(rule, EmbeddingRule):
             width = rule.module.embedding_dim
             # A token's row of the projection replaces the product with a.
@@ -162,8 +162,10 @@ def _projections(
             assert isinstance(rule, MatrixRule)
             inputs, outputs = rule.num_inputs, rule.num_outputs
             on_rows, on_columns = rule.module.weight.shape
-            read = size * rows * (inputs + outputs)
-            products = 2.0 * rows * (on_rows * q + on_columns * p)
+            # The loss hashes b as it makes it: the hash is read, and there is no product.
+            hashes = sketch.projection == "hashed" and rule.wide and not rule.inputs_on_rows
+            read = size * rows * (inputs + (q if hashes else outputs))
+            products = 2.0 * rows * (on_columns * p + (0 if hashes else on_rows * q))
             scaling.append(Work("scaling", 2.0 * size * rows * min(inputs, outputs)))
         written, summed = WIDE * num_samples * q * p, 2.0 * rows * q * p
         work.append(Work("projection", read + written, products + summed))

@@ -60,6 +60,14 @@ for dtype in (torch.float16, torch.float32):
             assert given is not None or hash_Nq is None
         expected_Nq = hashed(error_NV[None], *hashing)[0]
         torch.testing.assert_close(hash_Nq, expected_Nq, rtol=2e-3, atol=1e-5)
+
+# A block of masked logits before the others, and a target in the padding.
+logits_NV = torch.randn(2, 5000, generator=generator).to(device)
+logits_NV[0, :4096] = -torch.inf
+target_N = torch.tensor([4500, 4995], device=device)
+nll_N, _ = nll_by_kernel(logits_NV, target_N, 4990)
+logits_NV[:, 4990:] = -torch.inf
+torch.testing.assert_close(nll_N, cross_entropy(logits_NV, target_N, reduction="none"))
 print("equal")
 """
 

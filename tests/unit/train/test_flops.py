@@ -197,6 +197,19 @@ def test_a_step_with_sketches_multiplies_what_is_counted(corpus, mode, exclude, 
     assert counted - plain == pytest.approx(seen - plain, rel=0.02)
 
 
+@pytest.mark.parametrize("kind", ["rademacher", "hashed"])
+@pytest.mark.parametrize("mode", ["full", "head"])
+def test_a_hash_of_the_vocabulary_has_no_product(corpus, mode, kind):
+    """A vocabulary larger than the number of positions, so that it is the side that is hashed."""
+    llama = {"model__preset": "llama-tiny", "mixer__name": "dograph", "mixer__recipe": "safe"}
+    settings = config(corpus, **llama, sketch__mode=mode, sketch__projection=kind)
+    plain = config(corpus, model__preset="llama-tiny")
+    extra = counted_by_torch(settings, corpus) - counted_by_torch(plain, corpus)
+    assert step_flops(settings, corpus) - step_flops(plain, corpus) == pytest.approx(
+        extra, rel=0.02
+    )
+
+
 @pytest.mark.parametrize("accumulation", ["keep", "lagged"])
 def test_micro_batches_that_are_not_swept_twice(corpus, accumulation):
     """Kept graphs and last step's weights need no second sweep: as much as the batch at once."""

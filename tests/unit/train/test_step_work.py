@@ -69,6 +69,9 @@ def test_flops_of_the_projections(case):
     work = extra_work(model, "head")
     # (V, D) = (512, 64): 16 columns on either side, then their products summed over tokens
     assert total(work, "projection")[1] == 2 * ROWS * (512 * 16 + 64 * 16) + 2 * ROWS * WIDE
+    hashed = extra_work(model, "head", projection="hashed")  # by the loss, as it makes b
+    assert total(hashed, "projection")[1] == 2 * ROWS * 64 * 16 + 2 * ROWS * WIDE
+    assert total(hashed, "projection")[0] == matrix_bytes([(64, 16)], 2, WIDE)
     top = extra_work(model, "topdown")
     # rows of the weight get 10 columns, columns 8; GPT-2's Conv1D has its inputs on the rows
     rows_first = [(i, o) if gpt2 else (o, i) for i, o in block]
