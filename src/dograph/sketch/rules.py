@@ -353,9 +353,9 @@ class MatrixRule(Rule):
         left_side, right_side = sides if self.inputs_on_rows else reversed(sides)
         if self.product is not None and self.product[0] == right.data_ptr():
             second, self.product = self.product[1].unflatten(0, right.shape[:2]), None
-        elif len(projection) == 3 and not self.inputs_on_rows:
+        elif len(projection) == 3 and not self.inputs_on_rows and right.device.type == "cpu":
             second = hashed(right, projection[2], right_side.shape[1])
-        else:
+        else:  # on a GPU the product reads the gradient once, a hash made of several kernels thrice
             second = multiplied(right, right_side)
         return summed_products(*self.by_axis(multiplied(left, left_side), second))
 
