@@ -149,3 +149,12 @@ def test_a_plan_that_is_refused_can_be_left_out(ask, corpus):
         ConfigError, match=r"plan: mixer.max_epochs=4.*\nOr leave plan out of --mixe"
     ):
         next(forecast_lines(ask("uniform,plan=regmix", (0,), steps=50_000), corpus))
+
+
+def test_other_learning_rates_are_another_comparison(ask, corpus):
+    tuned = {"rates": (1e-3, 2e-3), "tune": {"seed": 9}}
+    ask("uniform", (0, 1), **tuned).take_folder(corpus)
+    ask("uniform", (0, 1), **tuned).take_folder(corpus)
+    for other in ({}, tuned | {"rates": (1e-3,)}, tuned | {"tune": {"seed": 8}}):
+        with pytest.raises(RunError, match=r"holds another comparison:\n  rates"):
+            ask("uniform", (0, 1), **other).take_folder(corpus)
