@@ -4,9 +4,11 @@ import json
 import math
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from scipy import stats
 
 from corpora import write_corpus
 from dograph.config import SketchConfig, resolve_config
@@ -15,7 +17,7 @@ from dograph.eval.recorded import noise_table
 from dograph.records import Skipped
 from dograph.train import checkpoint
 from dograph.train.distributed import World
-from dograph.train.noise import POWER, NoiseScale, measured_parameters
+from dograph.train.noise import POWER, NoiseScale, measured_parameters, noise_scale
 from dograph.train.run_dir import RunDirectory
 from dograph.train.trainer import resume_run, start_run
 from dograph.types import Signals
@@ -83,6 +85,20 @@ def test_intervals_hold_the_true_scale_about_as_often_as_they_say():
     hits = sum(low[name] < TRUE_SCALE < high.get(name, math.inf) for name in low)
     assert len(low) == 200
     assert 0.90 <= hits / 200 <= 0.99
+
+
+def test_at_both_ends_of_the_interval_the_difference_is_t_standard_errors():
+    """Fieller: of S2 - r G2, whose variance has the covariance of the two averages."""
+    signal, noise, gg, gs, ss, batches = 2.0, 30.0, 0.06, 0.4, 9.0, 6.0
+    found = noise_scale(48.0, signal, noise, 0.0, 0.0, gg, gs, ss, 1 / batches)
+    covariance_22 = np.array([[ss, gs], [gs, gg]])
+    apart = []
+    for end in ("low", "high"):
+        of_two = np.array([1.0, -found[f"scale_{end}_samples"]])
+        apart.append(of_two @ [noise, signal] / math.sqrt(of_two @ covariance_22 @ of_two))
+    t = stats.t.ppf(0.975, batches - 1)
+    assert apart == pytest.approx([t, -t], rel=1e-9)
+    assert found["scale_samples"] == 15.0
 
 
 def test_averages_weigh_batches_by_samples_and_forget_the_start():

@@ -82,6 +82,18 @@ def test_spikes_are_named_and_skipped_only_a_few_times_in_a_row():
     assert not calm.observe(signals(sketch_BK, 40, loss=9.0)).skip
 
 
+def test_a_step_is_compared_with_those_before_it_and_its_largest_shares_are_named():
+    watch, losses = SampleWatch(), torch.rand(24, generator=torch.manual_seed(2)).tolist()
+    length_B = torch.linspace(1, 1.5, 12)  # so that sample 11 has the largest share
+    for step, loss in enumerate(losses):
+        watch.observe(signals(length_B.diag(), step, loss))
+    seen = watch.observe(signals(length_B.diag(), 24, loss=4.0))
+    median = statistics.median_low(losses)
+    deviation = 1.4826 * statistics.median_low(abs(loss - median) for loss in losses)
+    assert float(seen.z_2[0]) == pytest.approx((4.0 - median) / deviation, rel=1e-5)
+    assert [own["sample"] for own in seen.row()["samples"]] == list(range(11, 1, -1))
+
+
 def test_what_it_needs():
     with pytest.raises(ConfigError, match="needs the sketches and losses"):
         SampleWatch().observe(Signals(step=0, num_samples=2, sketch_BK=torch.eye(2)))
