@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2LMHeadModel
 
 from dograph.errors import ConfigError
-from dograph.models.loss import PerSampleLoss, logits_are_of_the_head
+from dograph.models.loss import HeadLoss, PerSampleLoss, logits_are_of_the_head
 from trainers import AFTER_THE_HEAD, build, tiny_model
 
 SMALL = {
@@ -104,6 +104,24 @@ class Whole(GPT2LMHeadModel):
 @pytest.mark.parametrize("kind", [InPlace, Later, Whole])
 def test_logits_that_only_look_plain(kind):
     assert not logits_are_of_the_head(kind(build().config))
+
+
+def test_a_small_last_state_is_compared_on_its_own_scale():
+    for kind, plain in ((GPT2LMHeadModel, True), (Later, False)):
+        model = kind(build().config)
+        model.transformer.ln_f.weight.data *= 1e-5
+        assert logits_are_of_the_head(model) == plain
+
+
+def test_logits_of_the_model_are_not_changed_where_padding_is_masked():
+    """A model may keep them for its backward, as one that ends in tanh does."""
+    logits_BTV = torch.randn(2, 3, 7, generator=torch.manual_seed(0))
+    before_BTV = logits_BTV.clone()
+    target_BT = torch.tensor([[1, 4, -100], [0, 2, -100]])
+    loss_B = HeadLoss(nn.Identity(), 5)(logits_BTV, target_BT)
+    assert torch.equal(logits_BTV, before_BTV)
+    expected_B2 = -before_BTV[:, :2, :5].log_softmax(-1).gather(-1, target_BT[:, :2, None])
+    torch.testing.assert_close(loss_B, expected_B2.mean(dim=(1, 2)))
 
 
 class Counting(nn.Module):

@@ -17,6 +17,7 @@ from dograph.mixers.registry import build_mixer, require_compatible
 from dograph.report.collect import collect, open_subjects
 from dograph.train.assembly import open_sampler
 from dograph.train.forecast import planned_epochs, run_flops, start_warnings
+from dograph.train.metrics import logged
 from dograph.train.run_dir import RunDirectory
 from dograph.train.trainer import fork_run, resume_run, start_run
 from dograph.types import Mixture
@@ -88,6 +89,12 @@ def test_rows_and_records_have_the_sizes_of_their_steps(whole):
     assert facts["steps"] == "16 of 16"
     assert facts["batch"].startswith("3 to 8 samples of 16 tokens, float32")
     assert facts["tokens"] == f"{12 * 7 * 16:,}"
+
+
+def test_the_size_in_a_row_is_that_of_its_own_step(whole):
+    config = RunDirectory(whole).config()
+    rows = [{"step": step, "train/loss_nats": 2.0} for step in range(1, 17)]
+    assert [logged(row, config, whole=True)["train/batch_size"] for row in rows] == SIZES
 
 
 @pytest.mark.parametrize(  # at a change, before the rest, inside a size, at another change
