@@ -9,8 +9,10 @@ from contextlib import ExitStack, nullcontext
 
 import pytest
 import torch
+from torch import nn
 
-from dograph.sketch.rules import over_tokens, summed_products
+from dograph.sketch.cover import rule_of
+from dograph.sketch.rules import NormRule, over_tokens, summed_products
 from dograph.sketch.sketcher import Sketcher
 
 ROUNDING = 2**-8
@@ -120,6 +122,21 @@ def test_a_sketcher_goes_from_one_precision_to_another(tiny, token_BT, model, fi
     expected_BK, expected = sketched(fresh, first != "half")
     assert torch.equal(got_BK, expected_BK)
     assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_normalised_inputs_are_not_rounded_to_half(tiny, norm):
+    """The gradient of a norm's weight, of inputs and output gradients that are."""
+    names = {name: name for name, _ in norm(32).named_parameters()}
+    rule = rule_of("norm", norm(32, eps=1e-5), names, {})
+    assert isinstance(rule, NormRule)
+    rule.shape = (2, 60)
+    seen, grad = torch.randn(2, 2, 60, 32, generator=tiny.generator("halves")).bfloat16()
+    weight = torch.ones(2, 32, dtype=torch.float64, requires_grad=True)  # one for each sample
+    plain = norm(32, eps=1e-5, elementwise_affine=False)(seen.double())
+    (weight[:, None] * plain).backward(grad.double())
+    found_BD = rule.vector(seen, grad)[:, :32]
+    torch.testing.assert_close(found_BD.double(), weight.grad, rtol=1e-5, atol=1e-5)
 
 
 def test_sums_over_tokens_are_not_rounded_to_half(tiny):

@@ -36,7 +36,7 @@ for epoch in (0, 1, 1000):
         assert torch.equal(got, signs_plainly(words(start_W, 9, epoch), 0.125, dtype)), epoch
 
 from torch.nn.functional import cross_entropy
-from dograph.kernels.cross_entropy import error_by_kernel, nll_by_kernel
+from dograph.kernels.cross_entropy import CrossEntropy, error_by_kernel, nll_by_kernel
 from dograph.sketch.rules import hashed
 
 for dtype in (torch.float16, torch.float32):
@@ -60,6 +60,10 @@ for dtype in (torch.float16, torch.float32):
             assert given is not None or hash_Nq is None
         expected_Nq = hashed(error_NV[None], *hashing)[0]
         torch.testing.assert_close(hash_Nq, expected_Nq, rtol=2e-3, atol=1e-5)
+        given_NV, wide_NV = logits_NV.clone().requires_grad_(), wide_NV.detach().requires_grad_()
+        CrossEntropy.apply(given_NV, target_N, vocab, None).sum().backward()  # one number, expanded
+        cross_entropy(wide_NV[:, :vocab], target_N, reduction="sum").backward()
+        torch.testing.assert_close(given_NV.grad, wide_NV.grad.to(dtype), rtol=room, atol=1e-6)
 
 # A block of masked logits before the others, and a target in the padding.
 logits_NV = torch.randn(2, 5000, generator=generator).to(device)

@@ -108,6 +108,21 @@ def test_a_hash_is_drawn_anew_in_place():
     assert torch.equal(first.row_Rq.abs(), held.abs())
 
 
+def test_a_fold_is_drawn_anew_in_place():
+    fresh, held = (
+        Bank(Projection(dim=16, refresh="step"), DOUBLE.dtype, DOUBLE.device) for _ in range(2)
+    )
+    for bank in (fresh, held):
+        bank.add_fold("norm", 40)
+    held.draw(0)
+    fold, before_N = held.folds["norm"], held.folds["norm"].index_N.clone()
+    held.draw(1)
+    fresh.draw(1)
+    assert not torch.equal(fold.index_N, before_N)
+    assert torch.equal(fold.index_N, fresh.folds["norm"].index_N)
+    assert torch.equal(fold.sign_N, fresh.folds["norm"].sign_N)
+
+
 @pytest.mark.parametrize("size", [5, 16])
 def test_a_fold_of_no_more_numbers_than_places_keeps_them(size):
     value_2F = normal(2, size)
@@ -221,6 +236,7 @@ def test_columns():
     assert Projection().dim == 5120
     assert Projection().sides() == (80, 64)
     assert Projection(dim=1024).sides() == (32, 32)
+    assert Projection().sides(wide=True) == (128, 128)  # more: folded into K numbers afterwards
 
 
 def test_tied_weights_have_one_projection(tiny, token_BT):
