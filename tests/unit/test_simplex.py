@@ -140,6 +140,15 @@ def test_an_absent_domain_does_not_count():
     assert torch.equal(solve_qp(quadratic, linear, none), torch.zeros(5, dtype=torch.float64))
 
 
+def test_an_outlier_does_not_set_the_precision_of_the_rest():
+    quadratic, linear = problem(np.random.default_rng(3), 6, slope=0.05)
+    alone = solve_qp(quadratic[:5, :5], linear[:5], torch.ones(5, dtype=torch.bool))
+    assert int((alone > 0).sum()) > 2
+    linear[5] = 1e10 * quadratic.abs().max()
+    weight = solve_qp(quadratic, linear, torch.ones(6, dtype=torch.bool))
+    torch.testing.assert_close(weight[:5], alone, rtol=0, atol=1e-12)
+
+
 def test_only_the_symmetric_part_of_the_quadratic_counts():
     quadratic, linear = problem(np.random.default_rng(0), 5, slope=0.05)
     upper = torch.ones_like(quadratic).triu(1) * quadratic.abs().max()

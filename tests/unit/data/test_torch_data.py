@@ -146,6 +146,11 @@ def test_wrong_requests_are_refused(dataset, tmp_path):
         open_sampler(dataset, {4: LATER})
     with pytest.raises(ConfigError, match=r'"alfa".*did you mean "alpha"'):
         open_sampler(dataset, Mixture({"alfa": 1.0}))
+    begun = open_sampler(dataset)
+    list(islice(begun, BATCH + 1))
+    with pytest.raises(RunError, match="step 1 comes too late: samples of the steps before 2"):
+        begun.remix(1, LATER)  # which has a sample already
+    begun.remix(2, LATER)
     sampler = open_sampler(dataset)
     with pytest.raises(RunError, match="step 1, sample 0 is ahead of the 0 samples"):
         sampler.state_dict(step=1)

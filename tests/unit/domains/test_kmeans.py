@@ -254,3 +254,10 @@ def test_options_below_one_are_refused(option):
     options = {"num_domains": 2, option: 0}
     with pytest.raises(ConfigError, match=f"{option} must be at least 1, got 0"):
         KMeans(**options)
+
+
+@pytest.mark.parametrize(("size", "most"), [(3, 1), (4, 1), (7, 1), (8, 2), (11, 2), (12, 3)])
+def test_a_domain_for_every_so_many_samples(size, most):
+    point_BK = torch.eye(size)  # all equally far apart: as many domains as there may be
+    label_B = cluster(point_BK, 9, samples_per_domain=4).label_B
+    assert label_B.unique().tolist() == list(range(most))

@@ -109,3 +109,13 @@ def test_a_row_that_is_not_finite_ends_in_equal_weights():
     domains = partition(sketch_BK, label_B, NUM_DOMAINS)
     weight_B = sample_weights(domains, domains.square_M)
     assert torch.equal(weight_B, torch.full((24,), 1 / 24, dtype=torch.float64))
+
+
+def test_the_spread_of_equal_samples_is_not_negative():
+    """Distances are differences of rounded numbers; a squared one is at least 0."""
+    label_B = torch.tensor([0, 0, 0, 1, 1, 1, 1])
+    for seed in range(40):
+        sketch_MK = torch.randn(2, 7, generator=torch.manual_seed(seed))
+        domains = partition(sketch_MK[label_B], label_B, 2)
+        assert domains.spread_M.min() >= 0
+        assert domains.spread_M.max() < 1e-12

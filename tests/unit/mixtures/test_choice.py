@@ -243,3 +243,16 @@ def test_an_infinite_error_loses_to_any_other():
         result.notes
     )
     json.dumps(asdict(scores), allow_nan=False)
+
+
+def test_an_error_that_is_infinite_in_one_repeat_is_not_known():
+    weight_NS, _ = runs()
+    fitted = []
+
+    def fit(weights, losses, *, seed=0):
+        fitted.append(None)  # of three repeats of five folds; the threads may take any order
+        return Beyond(1.0 if len(fitted) > 1 else -1.0)
+
+    result = choose_surrogate(weight_NS, 5 + weight_NS[:, :1], ONE, surrogates={"a": fit})
+    assert len(fitted) == 15
+    assert (result.validated["a"].mean_error, result.validated["a"].bias) == (None, None)

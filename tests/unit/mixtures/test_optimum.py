@@ -128,6 +128,17 @@ def test_what_the_laws_leave_open_is_reported():
     assert find_optimum(twins, [0.5, 0.5], [0.1, 0.0, 1.0]).unique
 
 
+def test_a_prior_makes_the_mixture_unique_and_one_that_is_too_weak_counts_as_none():
+    laws = [ExponentialLaw(1.0, 0.0, np.array([-2.0, -2.0, 1.0]))]
+    prior_S = np.array([0.1, 0.4, 0.5])
+    pulled = find_optimum(laws, [1.0], kl=0.01, prior_S=prior_S)
+    assert pulled.unique
+    assert pulled.weight_S[1] / pulled.weight_S[0] == pytest.approx(4)  # as in the prior
+    weak = find_optimum(laws, [1.0], kl=1e-10, prior_S=prior_S)
+    assert not weak.unique
+    np.testing.assert_array_equal(weak.weight_S, find_optimum(laws, [1.0]).weight_S)
+
+
 def test_nearly_flat_directions_by_tolerance(monkeypatch):
     laws = [
         ExponentialLaw(1.0, 0.0, np.array([-2.0, -2.001, 1.0])),
