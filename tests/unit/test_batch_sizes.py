@@ -12,7 +12,7 @@ from dograph.eval.recorded import proposal, proposed_sizes
 from dograph.files import load_yaml
 from dograph.records import Skipped
 from dograph.train.assembly import forked_sizes, with_steps
-from dograph.train.step import rate_of
+from dograph.train.step import rate_change, rate_of
 from dograph.types import BatchSizes
 
 RAMP = ("train.batch_size=[[0, 4], [1000, 8], [4e3, 32]]", "train.reference_batch_size=16")
@@ -100,6 +100,15 @@ def test_a_fixed_size_has_its_rates_bit_for_bit():
         if step >= 10:
             by_steps = 2e-4 + (2e-3 - 2e-4) * (1 + math.cos(math.pi * part)) / 2
         assert rate_of(step, fixed) == rate_of(step, listed) == rate_of(step, given) == by_steps
+
+
+def test_a_rate_that_rises_as_it_would_have_does_not_jump():
+    config = configured("train.batch_size=7")
+    longer = config.model_copy(update={"train": config.train.model_copy(update={"steps": 90})})
+    text, jumps = rate_change(config, longer, 4)  # in the warm-up, by a third
+    assert f"{rate_of(3, config):.3g} in step 4, {rate_of(4, longer):.3g} in step 5" in text
+    assert not jumps
+    assert rate_change(config, longer, 50)[1]
 
 
 def test_steps_made_keep_their_rates_when_a_run_is_extended():

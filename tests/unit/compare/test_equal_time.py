@@ -175,6 +175,7 @@ def test_every_method_gets_its_own_best_rate(asked):
     chosen = with_best_rates(asked, found, said.append)
     assert [method.own["optim"]["lr"] for method in chosen.methods] == [3e-3, 1e-4]
     assert "0.003, is at the end of --rates" in said[0]
+    assert "0.0001, is at the end of --rates" in said[1]
     found = tried(dict(zip(names, (math.nan, 4.9, 4.7, 4.8), strict=True)))  # the first one
     chosen = with_best_rates(asked, found, said.append)
     assert [method.own["optim"]["lr"] for method in chosen.methods] == [3e-3, 1e-4]
@@ -311,6 +312,9 @@ def test_each_price_is_measured_once_on_the_first_seed_with_the_methods_run_firs
     prices = equal_time.measure_prices(own, cells, print)
     assert prices == {"natural": [1.0], label: [1.05, 1.06], "head": [1.05, 1.06]}
     assert pairs == [(f"{name}-s4", "natural-s4", 2) for name in (label, "head")]
+    assert json.loads((own.out / "prices.json").read_text()) == {
+        name: prices[name] for name in (label, "head")
+    }
     (own.out / "prices.json").write_text(json.dumps({label: [1.07, 1.08]}))
     prices = equal_time.measure_prices(own, cells, print)
     assert (prices[label], prices["head"]) == ([1.07, 1.08], [1.05, 1.06])

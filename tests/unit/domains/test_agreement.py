@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import normalized_mutual_info_score
 
-from dograph.domains.partition import agreement
+from dograph.domains.partition import agreement, agreement_of_counts
 
 
 @settings(deadline=None)
@@ -42,3 +42,11 @@ def test_known_cases(label, source, nmi, purity):
     got = agreement(torch.tensor(label), torch.tensor(source), 3, 3)
     assert [float(value) for value in got] == pytest.approx([nmi, purity], abs=1e-12)
     assert normalized_mutual_info_score(source, label) == pytest.approx(nmi, abs=1e-12)
+
+
+def test_independent_labels_share_no_information_up_to_rounding():
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        count_M, count_S = draw.integers(1, 9, 5), draw.integers(1, 9, 4)
+        count_1MS = torch.tensor(np.outer(count_M, count_S), dtype=torch.float64)[None]
+        assert float(agreement_of_counts(count_1MS)[0]) == 0.0

@@ -16,6 +16,7 @@ def test_schedule_at_its_corners():
     assert learning_rate(250, CONFIG, 20_000) == pytest.approx((5e-4 + 1e-7) / 2)
     assert learning_rate(500, CONFIG, 20_000) == 5e-4
     assert learning_rate(19_999, CONFIG, 20_000) == pytest.approx(1e-4)
+    assert learning_rate(30_000, CONFIG, 20_000) == 1e-4  # it stays there
     middle = 500 + (19_999 - 500) / 2
     assert learning_rate(middle, CONFIG, 20_000) == pytest.approx(3e-4)
 
