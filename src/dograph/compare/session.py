@@ -33,10 +33,11 @@ def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) 
     A plan or cell that fails is named in the findings, and all others are trained. A shared folder
     may hold more methods and seeds; compare.json has those of the newest request.
     """
+    trials = equal_time.tuning(ask) if ask.rates else None  # an error of --tune leaves no folder
     corpus = open_corpus(ask, say)
     ask.take_folder(corpus, shared=shares_folder)
-    if ask.rates:
-        ask = equal_time.with_best_rates(ask, run_compare(equal_time.tuning(ask), pool, say), say)
+    if trials is not None:
+        ask = equal_time.with_best_rates(ask, run_compare(trials, pool, say), say)
     cells = lay_out(ask := equal_time.with_longer_runs(ask), corpus, make_plans(ask, pool, say))
     prices = equal_time.measure_prices(ask, cells, say) if ask.budget == "time" else {}
     findings = build_findings(ask, corpus, cells, *train_cells(cells, corpus, pool))

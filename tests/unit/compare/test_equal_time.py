@@ -388,3 +388,11 @@ def test_one_step_fewer_than_enough_is_refused(asked):
     train = asked.config.train.model_copy(update={"steps": 19})
     with pytest.raises(ConfigError, match=r"train\.steps=19"):
         replace(asked, config=asked.config.model_copy(update={"train": train}))
+
+
+def test_wrong_settings_of_tune_leave_no_folder(asked):
+    """Otherwise the corrected command would be refused as another comparison."""
+    wrong = replace(asked, tune={"seed": 9, "train": {"stps": 4}}, out=asked.out.with_name("typo"))
+    with pytest.raises(ConfigError, match="stps"):
+        made(wrong)
+    assert not wrong.out.exists()
