@@ -16,7 +16,7 @@ from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell, Say, lay_out, make_plans
 from dograph.compare.findings import REPORT, Findings, build_findings
 from dograph.data.corpus import Corpus
-from dograph.errors import ConfigError, DographError
+from dograph.errors import ConfigError, DographError, RunError
 from dograph.files import plain, write_json
 from dograph.mixers.registry import PROXIES, build_mixer
 from dograph.plan.jobs import Job, JobProgress, Result, read_result
@@ -25,6 +25,7 @@ from dograph.plan.pool import JobError, Pool
 from dograph.progress import duration
 from dograph.train.assembly import CorpusLab, open_sampler
 from dograph.train.forecast import measure_speed, start_warnings
+from dograph.train.run_dir import RunDirectory
 
 
 def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) -> Findings:
@@ -110,6 +111,13 @@ def train_cells(
     todo = {cell.label: cell for cell in cells if not cell.problem}
     stored = {label: read_result(Path(cell.config.run), corpus) for label, cell in todo.items()}
     results = {label: result for label, result in stored.items() if result is not None}
+    for label in results:
+        run, optim = RunDirectory(Path(todo[label].config.run)), todo[label].config.optim
+        if run.config().optim != optim:
+            raise RunError(
+                f"{run.path} was trained at another learning rate than the best of --rates now; "
+                "remove the cells of its method, or use another --out"
+            )
     todo = {label: cell for label, cell in todo.items() if label not in results}
     if not todo:
         return results, failures

@@ -396,3 +396,15 @@ def test_wrong_settings_of_tune_leave_no_folder(asked):
     with pytest.raises(ConfigError, match="stps"):
         made(wrong)
     assert not wrong.out.exists()
+
+
+def test_runs_at_a_rate_that_is_no_longer_the_best_are_not_mixed_in(asked):
+    """A run of --rates that failed at first may be the best one when it is tried again."""
+    asked = replace(asked, out=asked.out.with_name("tried-again"), seeds=(0,), budget="tokens")
+    found = made(asked)
+    trials = asked.out / "tuning" / "cells"
+    best = found["methods"][0]["own"]["optim"]["lr"]
+    (trials / f"natural-lr{best:g}-s9" / "result.json").unlink()  # as if it had failed
+    (trials / f"natural-lr{best:g}-s9" / "config.yaml").write_text("broken")
+    with pytest.raises(RunError, match="another learning rate"):
+        made(asked)
