@@ -36,7 +36,7 @@ from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell, Say
 from dograph.compare.findings import CellFindings, Contrast, EqualTime, Findings
 from dograph.config import merge, parse_config
-from dograph.errors import DographError, RunError
+from dograph.errors import RunError
 from dograph.files import write_json
 from dograph.records import read_record
 from dograph.stats import METRICS, Estimate
@@ -120,8 +120,9 @@ def measure_prices(ask: Ask, cells: Sequence[Cell], say: Say) -> dict[str, list[
                     say(f"price of {cell.method}: training in turns with {baseline.method}")
                     try:
                         prices[cell.method] = _ratios(cell, other, folder, device, sizes)
-                    except (DographError, RuntimeError) as error:  # no room for two runs, say
-                        say(f"warning: the price of {cell.method} cannot be measured: {error}")
+                    except Exception as error:  # no room for two runs, or a mixer's own
+                        why = f"{type(error).__name__}: {error}"
+                        say(f"warning: the price of {cell.method} cannot be measured: {why}")
                         continue
                     write_json(file, prices)
                     ratio = stats.mean_estimate(prices[cell.method]).text(".3f")

@@ -408,3 +408,17 @@ def test_runs_at_a_rate_that_is_no_longer_the_best_are_not_mixed_in(asked):
     (trials / f"natural-lr{best:g}-s9" / "config.yaml").write_text("broken")
     with pytest.raises(RunError, match="another learning rate"):
         made(asked)
+
+
+def test_a_method_that_fails_has_no_price_and_others_are_measured(asked, monkeypatch):
+    """Its cell names the failure, as without --match time."""
+
+    def fails(*given):
+        raise KeyError("oops")
+
+    said, own = [], replace(asked, rates=(), seeds=(0,), out=asked.out.with_name("fails"))
+    own.out.mkdir()
+    cells = lay_out(own, Corpus(own.config.data.corpus), {})
+    monkeypatch.setattr(equal_time, "run_segments", fails)
+    assert list(equal_time.measure_prices(own, cells, said.append)) == ["natural"]
+    assert "cannot be measured: KeyError: 'oops'" in said[-1]
