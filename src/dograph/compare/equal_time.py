@@ -254,3 +254,5 @@ def _notes(findings: Findings) -> Iterator[str]:
                 f"{method.label} takes {own.time:.2f} times as long, beyond the longest run of "
                 f"{findings.baseline}: no difference at equal time"
             )
+        elif own and own.time < 1:
+            yield f"{method.label} takes {own.time:.3f} times as long, counted as 1: equal steps"

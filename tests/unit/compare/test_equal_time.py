@@ -422,3 +422,11 @@ def test_a_method_that_fails_has_no_price_and_others_are_measured(asked, monkeyp
     monkeypatch.setattr(equal_time, "run_segments", fails)
     assert list(equal_time.measure_prices(own, cells, said.append)) == ["natural"]
     assert "cannot be measured: KeyError: 'oops'" in said[-1]
+
+
+def test_a_method_that_is_faster_is_noted(asked):
+    """Beside a baseline with sketches: its difference is at equal steps."""
+    values = json.loads((asked.out / "compare.json").read_text())
+    findings = replace(Findings.of_json(values), notes=[])
+    found = equal_time.with_equal_time(findings, {"dograph-num_domains-2": [0.8, 0.81]})
+    assert "dograph-num_domains-2 takes 0.805 times as long, counted as 1" in found.notes[-1]
