@@ -192,10 +192,10 @@ class Curve:
     def length_of(self, loss: float) -> float | None:
         """The length after which the mean over seeds is `loss`, cut to the lengths measured.
 
-        None if longer runs were not better.
+        None if longer runs were not better, or if there is no loss.
         """
         mean_L = self.loss_NL.mean(axis=0)
-        if not (np.diff(mean_L) < 0).all():
+        if math.isnan(loss) or not (np.diff(mean_L) < 0).all():
             return None
         return float(np.exp(np.interp(-loss, -mean_L, np.log(self.length_L))))
 

@@ -130,6 +130,7 @@ def test_steps_that_the_weights_are_worth():
     assert line.length_of(5.2) == pytest.approx(1.0)
     assert line.length_of(4.0) == pytest.approx(1.12)
     assert Curve(LENGTHS, np.array([[5.0, 5.01, 4.9]])).length_of(4.95) is None
+    assert line.length_of(math.nan) is None  # a run diverged
 
 
 def test_rates_need_another_seed():
