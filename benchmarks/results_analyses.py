@@ -139,7 +139,8 @@ def worth(cells: Cells) -> list[str]:
     prices = []
     for mode, file in PRICES.items():
         arm = json.loads((RESULTS / file).read_text())["arms"][mode]
-        prices.append(f"{mode} {arm['run']['ratio']['median']:.3f}")
+        old = " (before the last speed-up)" if "before" in file else ""
+        prices.append(f"{mode} {arm['run']['ratio']['median']:.3f}{old}")
     return [
         "## What the gains are worth in steps",
         "",
