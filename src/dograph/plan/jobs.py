@@ -178,6 +178,7 @@ def run_job(job: Job) -> Result:
             raise
         finally:
             gc.collect()  # the model is in reference cycles, and this process may run other jobs
+            torch.cuda.empty_cache()  # or idle: the GPU is for others then; does nothing on a CPU
 
 
 @contextmanager

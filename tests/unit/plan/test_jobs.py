@@ -259,3 +259,11 @@ def test_state_holds_what_json_can(corpus, tmp_path, monkeypatch):
     job = job_of(corpus, tmp_path / "run", steps=2)
     assert run_job(job).state == {"weights": [0.25, 0.75], "steps": 3}
     assert json.loads((tmp_path / "run" / RESULT).read_text())["state"] == run_job(job).state
+
+
+def test_a_worker_gives_back_the_memory_of_a_finished_job(corpus, tmp_path, monkeypatch):
+    """It stays, idle, while the process that started it measures prices on the same GPU."""
+    given = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append(True))
+    run_job(job_of(corpus, tmp_path / "run"))
+    assert given == [True]
