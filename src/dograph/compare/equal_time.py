@@ -36,7 +36,7 @@ from dograph.compare.arms import Ask
 from dograph.compare.cells import Cell, Say
 from dograph.compare.findings import CellFindings, Contrast, EqualTime, Findings
 from dograph.config import merge, parse_config
-from dograph.errors import RunError
+from dograph.errors import ConfigError, RunError
 from dograph.files import write_json
 from dograph.records import read_record
 from dograph.stats import METRICS, Estimate
@@ -51,7 +51,9 @@ def with_longer_runs(ask: Ask) -> Ask:
     if ask.budget != "time":
         return ask
     baseline = ask.methods[0]
-    longer = (replace(baseline, label=f"{baseline.label}-x{x:g}", length=x) for x in LENGTHS)
+    longer = [replace(baseline, label=f"{baseline.label}-x{x:g}", length=x) for x in LENGTHS]
+    for label in {own.label for own in longer} & {method.label for method in ask.methods}:
+        raise ConfigError(f"{label} is a longer run of {baseline.label}; choose another label")
     return replace(ask, methods=(*ask.methods, *longer))
 
 

@@ -431,3 +431,12 @@ def test_a_method_that_is_faster_is_noted(asked):
     findings = replace(Findings.of_json(values), notes=[])
     found = equal_time.with_equal_time(findings, {"dograph-num_domains-2": [0.8, 0.81]})
     assert "dograph-num_domains-2 takes 0.805 times as long, counted as 1" in found.notes[-1]
+
+
+def test_the_label_of_a_longer_run_is_refused(asked):
+    """Such a method would be trained in its place."""
+    taken = replace(asked.methods[1], label=f"{asked.methods[0].label}-x1.05")
+    wrong = replace(asked, methods=(*asked.methods, taken), out=asked.out.with_name("taken"))
+    with pytest.raises(ConfigError, match="choose another label"):
+        made(wrong)
+    assert not wrong.out.exists()
