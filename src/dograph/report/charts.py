@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
 from dograph.report.series import Series
-from dograph.stats import Estimate
+from dograph.stats import Estimate, Interval
 
 TextStyle = Literal["soft", "claim", "heading", "command"]
 GroupStyle = Literal["list", "soft list", "warnings", "facts", "samples", "group", "grid", "folded"]
@@ -33,10 +33,8 @@ class LineChart:
 class DotRow:
     name: str
     index: int
-    value: float
-    low: float | None = None
-    high: float | None = None
-    over_text: tuple[float, float] | None = None  # interval over validation text
+    difference: Estimate  # over seeds
+    over_text: Interval | None = None  # over validation text
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +61,12 @@ class ScatterChart:
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """A value and its number format; below it an interval."""
+    """A value and its number format; the interval of an estimate is below it."""
 
-    value: str | float | None
+    value: str | float | Estimate | None
     write: NumberFormat = "number"
     digits: int = 4
-    low: float | None = None
-    high: float | None = None
     left: bool = False  # aligned left
-
-    @classmethod
-    def of(
-        cls, estimate: Estimate | None, write: NumberFormat = "number", digits: int = 4
-    ) -> "TableCell":
-        """An estimate with its interval; an empty cell for None."""
-        if estimate is None:
-            return cls(None)
-        return cls(estimate.value, write, digits, estimate.low, estimate.high)
 
 
 Entry = TableCell | str | float | None

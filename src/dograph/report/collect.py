@@ -240,7 +240,7 @@ def tasks_of(runs: Sequence[RunData], skipped: Skipped) -> tuple[PageTable | Non
         return [record["tasks"][task] for record in own if task in record["tasks"]]
 
     def row(name: str, estimates: Iterable[Estimate | None]) -> list[Entry]:
-        return [name, *(TableCell.of(one, "fixed", 1) for one in estimates)]
+        return [name, *(TableCell(one, "fixed", 1) for one in estimates)]
 
     # As in the paper: the first of the averages, the last of a task's.
     chance = [scores(task, every)[0 if task == AVERAGE else -1]["chance"] for task in columns]

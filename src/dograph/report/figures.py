@@ -147,10 +147,10 @@ def draw_comparison(one: Comparison, stem: str) -> Figures:
         return
     figure, ((axis,),) = sheet(COLUMN, 0.85 + 0.25 * len(chart.rows))
     for at, row in enumerate(chart.rows):
-        own = colour(row.index)
-        if row.low is not None:
-            axis.plot([row.low, row.high], [at, at], color=own, linewidth=1.4)
-        axis.plot([row.value], [at], mark(row.index), color=own, markersize=4)
+        own, mean = colour(row.index), row.difference
+        if mean.interval is not None:
+            axis.plot([mean.low, mean.high], [at, at], color=own, linewidth=1.4)
+        axis.plot([mean.value], [at], mark(row.index), color=own, markersize=4)
     axis.axvline(0, color=PAGE["soft"], linewidth=0.6, linestyle="--")
     axis.set_xlabel(chart.paper_name)
     axis.set_yticks(range(len(chart.rows)), [row.name for row in chart.rows])

@@ -123,7 +123,7 @@ def _several_runs(data: PageData) -> list[PageItem]:
         "steps": lambda run: run.facts["steps"],
         "tokens": lambda run: run.facts["tokens"],
         "time": lambda run: run.facts["training time"],
-        "mean loss, nats": lambda run: TableCell.of(run.losses.get("mean")),
+        "mean loss, nats": lambda run: TableCell(run.losses.get("mean")),
         "warnings": lambda run: str(len(run.warnings) or ""),
     }
     each = [
@@ -144,7 +144,7 @@ def loss_table(run: RunData) -> PageItem:
         return PageBlock("soft", "No validation loss yet.")
     columns: Columns[str] = {
         "source": lambda name: name,
-        "loss in nats, 95 %": lambda name: TableCell.of(run.losses[name]),
+        "loss in nats, 95 %": lambda name: TableCell(run.losses[name]),
         "perplexity": lambda name: TableCell(math.exp(run.losses[name].value), digits=1),
         "bits per byte": lambda name: TableCell(run.bits[name], "fixed", 3),
         "epochs": lambda name: TableCell(run.epochs[name], "fixed", 2),
@@ -332,9 +332,7 @@ def difference_chart(one: Comparison, metric: str) -> DotChart:
     rows, baseline = [], one.findings.baseline
     for index, method in enumerate(one.methods):
         if own := method.difference(metric):
-            mean, text = own.estimate, own.over_items
-            ends = (text.low, text.high) if text else None
-            rows.append(DotRow(method.label, index, mean.value, mean.low, mean.high, ends))
+            rows.append(DotRow(method.label, index, own.estimate, own.over_items))
     pale = "; pale: over validation text" if any(row.over_text for row in rows) else ""
     return DotChart(
         f"Difference to {baseline}: {metric} loss",

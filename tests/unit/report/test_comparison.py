@@ -209,8 +209,8 @@ def test_downstream_scores_have_error_bars(tmp_path):
     assert [row[0] for row in table.rows] == ["natural", "uniform", "chance"]
     cells = zip(tasks, zip(*(row[1:] for row in table.rows), strict=True), strict=True)
     rows = {task: dict(zip(("natural", "uniform"), own, strict=False)) for task, own in cells}
-    assert rows["task-0"]["uniform"].high == pytest.approx(80 + 100 * 1.96 * 0.01)
-    over_seeds = rows["average"]["natural"]
+    assert rows["task-0"]["uniform"].value.high == pytest.approx(80 + 100 * 1.96 * 0.01)
+    over_seeds = rows["average"]["natural"].value
     assert over_seeds.value == pytest.approx(65)
     assert over_seeds.value - over_seeds.low == pytest.approx(12.7062 * 5, rel=1e-3)
     assert over_seeds.high == 100  # the t interval would reach 128 %

@@ -46,7 +46,7 @@ function signed(value, digits = 4) {
 
 // Number formats, by the names that cells and charts use.
 const FORMATS = { number, fixed: (value, digits) => value.toFixed(digits) };
-const interval = (low, high, write) => (isKnown(low) ? `[${write(low)}, ${write(high)}]` : "");
+const interval = (ends, write) => (ends ? `[${write(ends.low)}, ${write(ends.high)}]` : "");
 
 function choice(label, id, options, chosen, changed) {
   const items = options.map(([value, text]) =>
@@ -56,16 +56,17 @@ function choice(label, id, options, chosen, changed) {
   return el("label", { for: id }, label, select);
 }
 
-// A table entry: text, a number, nothing, or a cell with an interval.
+// A table entry: text, a number, nothing, or a cell, whose value may be an estimate.
 function entry(cell, tag, scope) {
   if (typeof cell === "number") return el(tag, { scope }, number(cell));
   if (cell === null || typeof cell === "string") return el(tag, { scope }, cell && named(cell));
-  const write = (value) => (isKnown(value) ? FORMATS[cell.write](value, cell.digits) : "");
-  const below = interval(cell.low, cell.high, write);
+  const { value, interval: ends } = cell.value instanceof Object ? cell.value : cell;
+  const write = (figure) => (isKnown(figure) ? FORMATS[cell.write](figure, cell.digits) : "");
+  const below = interval(ends, write);
   return el(
     tag,
     { class: cell.left ? "left" : null, scope },
-    typeof cell.value === "string" ? named(cell.value) : write(cell.value),
+    typeof value === "string" ? named(value) : write(value),
     below ? el("small", {}, below) : null,
   );
 }

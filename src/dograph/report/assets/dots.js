@@ -5,20 +5,17 @@ const ROW = 40; // pixels
 function dotChart(chart) {
   const height = chart.rows.length * ROW + 44;
   const heads = ["", "value", "95 %", "95 % over text"];
-  const line = (row) => [
-    row.name,
-    signed(row.value),
-    interval(row.low, row.high, signed),
-    interval(...(row.over_text || [null, null]), signed),
-  ];
+  const line = ({ name, difference, over_text: overText }) =>
+    [name, signed(difference.value), interval(difference.interval, signed), interval(overText, signed)];
   const table = numbers(chart.title, heads, () => chart.rows.map(line));
   return figure(chart, height, (width) => drawDots({ width, height }, chart), null, table).node;
 }
 
 function drawDots(box, chart) {
-  const values = (row) => [row.value, row.low, row.high, ...(row.over_text || [])];
-  const all = [0, ...chart.rows.flatMap(values)].filter(isKnown);
-  const [least, most] = bounds(all);
+  const ends = (own) => (own ? [own.low, own.high] : []);
+  const values = ({ difference, over_text: overText }) =>
+    [difference.value, ...ends(difference.interval), ...ends(overText)];
+  const [least, most] = bounds([0, ...chart.rows.flatMap(values)]);
   const margin = (most - least) * 0.06 || Math.abs(most) * 0.05 || 1;
   const range = [least - margin, most + margin];
   const x = scale(...range, 8, box.width - 8);
@@ -33,16 +30,17 @@ function drawDots(box, chart) {
   );
   chart.rows.forEach((row, k) => {
     const y = k * ROW + 27;
-    const across = (kind, from, to) =>
-      svg("line", { class: kind, x1: x(from), x2: x(to), y1: y, y2: y });
-    const label = `${row.name}   ${signed(row.value)} ${interval(row.low, row.high, signed)}`;
+    const across = (kind, own) =>
+      own && svg("line", { class: kind, x1: x(own.low), x2: x(own.high), y1: y, y2: y });
+    const { value, interval: overSeeds } = row.difference;
+    const label = `${row.name}   ${signed(value)} ${interval(overSeeds, signed)}`;
     const group = svg(
       "g",
       { class: `over ${colour(row.index)}` },
       svg("text", { x: 8, y: y - 11 }, shorten(label, box.width)),
-      row.over_text ? across("whisker thin", ...row.over_text) : null,
-      isKnown(row.low) ? across("whisker", row.low, row.high) : null,
-      marker(row.index, `translate(${x(row.value)},${y}) scale(1.3)`),
+      across("whisker thin", row.over_text),
+      across("whisker", overSeeds),
+      marker(row.index, `translate(${x(value)},${y}) scale(1.3)`),
     );
     picture.append(group);
   });

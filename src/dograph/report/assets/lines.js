@@ -25,7 +25,7 @@ function lineChart(chart) {
   };
   const group = { class: "legend", role: "group", "aria-label": `lines of ${chart.title}` };
   const row = (one) => (x, k) =>
-    [one.name, x, one.y[k], interval(one.low?.[k], one.high?.[k], number)];
+    [one.name, x, one.y[k], interval(one.low && { low: one.low[k], high: one.high[k] }, number)];
   const rows = () => chart.series.flatMap((one) => one.x.map(row(one)));
   const { node, plot } = figure(
     chart,
