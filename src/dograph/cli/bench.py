@@ -1,13 +1,11 @@
 """dograph bench: the price of training in each sketch mode, relative to plain training."""
 
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from dograph.cli import console
 from dograph.cli.console import argument, option, say
-from dograph.errors import ConfigError
 
 
 def bench(
@@ -42,26 +40,21 @@ def bench(
 
     What the columns mean: docs/cost.md.
     """  # noqa: D301
-    names = () if modes == "none" else console.split_names(modes)
-    _measure(settings or [], names, out, {"steps": steps, "vocab_size": vocab_size})
-
-
-def _measure(settings: list[str], modes: tuple[str, ...], out: Path, how: dict[str, Any]) -> None:
-    """Measure; `out` is updated after every mode."""
     from dograph.bench.arms import resolve_options
     from dograph.bench.session import Session, arm_table, footnotes
     from dograph.config import resolve_config
     from dograph.files import write_json
     from dograph.train.distributed import pick_device
 
-    config, own = console.split_settings(settings)
+    config, own = console.split_settings(settings or [])
     device = pick_device(resolve_config(config, own).train.device)
-    options = resolve_options(device, modes, own, config=config, **how)
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: {out.parent} is not a folder; make it, or name another")
+    names = () if modes == "none" else console.split_names(modes)
+    options = resolve_options(device, names, own, config=config, vocab_size=vocab_size, steps=steps)
     console.require_writable(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
     if out.exists():
         say(f"{out} exists and will be replaced")
+    # The file is updated after every mode.
     session = Session(options, device, say, lambda findings: write_json(out, findings))
     try:
         session.run()
@@ -71,8 +64,7 @@ def _measure(settings: list[str], modes: tuple[str, ...], out: Path, how: dict[s
     results = session.findings
     if results.get("arms"):
         console.open_console().print(arm_table(results))
-        for note in footnotes(results):
-            print(note)
+        print(*footnotes(results), sep="\n")
         print(f"results: {out}")
     if not results.get("complete"):
         raise typer.Exit(130)

@@ -1,5 +1,6 @@
 """dograph inspect: the domains that a model forms in a corpus, without training."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,16 +39,19 @@ def inspect(
     dograph inspect gpt2 data.corpus=data/spj --rows 512 --domains 7
     """  # noqa: D301
     from dograph.eval.inspect import InspectRequest, inspect_model
+    from dograph.files import write_json
 
     chosen = console.chosen_settings(settings, SETTINGS)
     if "corpus" not in chosen:
         raise ConfigError("give the corpus to inspect, as in data.corpus=data/mine")
     chosen["corpus"] = console.ensured(chosen["corpus"])
     request = options_as(InspectRequest, locals() | chosen)
-    console.require_writable(out / "inspection.json")
+    file = out / "inspection.json"
+    console.require_writable(file)
     with stages("rows") as report:
         inspection = inspect_model(request, report)
-        inspection.save(out)
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(file, asdict(inspection))
     _print(inspection)
     warn(inspection.notes, "note")
     print(f"results: {out}")

@@ -13,12 +13,7 @@ from dograph.records import Skipped
 PREVIEW, SHOW_PREVIEW = 48, 60  # characters of text shown with weights, and without them
 PLAIN: dict[str, Any] = {"box": None, "pad_edge": False}
 What = Literal["losses", "noise", "spikes", "graph", "weights", "samples"]
-# The options that some views take.
-OPTIONS: dict[What, tuple[str, ...]] = {
-    "graph": ("--step", "--json"),
-    "weights": ("--step", "--json"),
-    "samples": ("--step", "--json"),
-}
+OF_A_STEP = ("graph", "weights", "samples")  # views that take --step and --json
 
 
 def show(
@@ -46,32 +41,28 @@ def show(
     dograph show weights runs/mine --step 500 --json | jq '.samples[] | select(.weight > 1.2)'
     dograph show samples runs/mine --step 100 --json          whole texts, one JSON object per line
     """  # noqa: D301
-    given = {"--step": step is not None, "--json": as_json}
-    taken = OPTIONS.get(what, ())
-    if wrong := [name for name in given if given[name] and name not in taken]:
-        allowed = " and ".join(taken) or "no options"
-        raise ConfigError(f"{wrong[0]} is not for `show {what}`, which takes {allowed}")
+    if what not in OF_A_STEP and (as_json or step is not None):
+        wrong = "--json" if step is None else "--step"
+        raise ConfigError(f"{wrong} is not for `show {what}`, which takes no options")
     if what == "losses":
         print_losses(runs)
         return
     if len(runs) > 1:
         raise ConfigError(f"`show {what}` takes one run, got {len(runs)}; show them one by one")
-    skipped = Skipped()
+    from dograph.eval import recorded
+
+    run, skipped = runs[0], Skipped()
     if what == "noise":
-        from dograph.eval.recorded import noise_table, proposal
-
-        console.open_console().print(noise_table(runs[0], skipped))
-        print(*proposal(runs[0], skipped), sep="\n")
+        console.open_console().print(recorded.noise_table(run, skipped))
+        print(*recorded.proposal(run, skipped), sep="\n")
     elif what == "spikes":
-        from dograph.eval.recorded import watched_lines
-
-        print(*watched_lines(runs[0], skipped), sep="\n")
+        print(*recorded.watched_lines(run, skipped), sep="\n")
     elif what == "graph":
-        _graph(runs[0], step, as_json, skipped)
+        _graph(run, step, as_json, skipped)
     elif step is None:
         raise ConfigError(f"`show {what}` shows one step: add --step, as in --step 100")
     else:
-        (_weights if what == "weights" else _samples)(runs[0], step, as_json, skipped)
+        (_weights if what == "weights" else _samples)(run, step, as_json, skipped)
     warn(skipped.warnings())
 
 

@@ -7,7 +7,7 @@ clustered into domains.
 Shapes: N rows, T tokens, K sketch, M domains, G sources.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from math import isfinite
 from pathlib import Path
@@ -26,7 +26,6 @@ from dograph.domains.scopes import closeness
 from dograph.errors import ConfigError, CorpusError
 from dograph.eval.evaluate import find_subject
 from dograph.eval.scores import Report
-from dograph.files import write_json
 from dograph.models.build import build_model, load_model
 from dograph.models.loss import PerSampleLoss
 from dograph.models.presets import PRESETS
@@ -101,11 +100,6 @@ class Inspection:
     examples: list[ShownRow]  # nearest each domain's centroid
     notes: list[str]
 
-    def save(self, folder: Path) -> None:
-        """Write inspection.json."""
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "inspection.json", asdict(self))
-
 
 def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> Inspection:
     corpus = Corpus(request.corpus)
@@ -127,8 +121,8 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
     label_N, direction_NK = perceived(sketch_NK, request.domains, request.seed)
     nmi, purity = agreement(label_N, source_N, request.domains, len(sources))
     domains = partition(sketch_NK, label_N, request.domains)
-    count_G, total_G = torch.bincount(source_N), torch.zeros(len(sources)).double()
-    mean_G = total_G.index_add(0, source_N, loss_N.double()) / count_G
+    count_G = torch.bincount(source_N)
+    mean_G = torch.bincount(source_N, weights=loss_N.double()) / count_G
     centroid_MK = domain_means(direction_NK, label_N, request.domains)
     near_NM = closeness(direction_NK, centroid_MK, normalise=True)
     order_NM = near_NM.argsort(dim=0, descending=True, stable=True)

@@ -19,46 +19,43 @@ function domains(runs) {
   };
   const names = runs.map(([run]) => [run, run]);
   const menu = el("div", { class: "controls" }, choice("Run", "domain-run", names, name, chosen));
-  const at = (rows, k) => rows[Math.min(k ?? rows.length - 1, rows.length - 1)];
-  const probeAt = () => at(own.probes, state.probe);
-  const graphAt = () => at(own.graphs, state.graph);
   return [
     runs.length > 1 ? menu : [],
     own.notes.map(soft),
-    own.probes.length ? probePart(own, probeAt) : soft(ABSENT.probes),
-    own.graphs.length ? graphPart(own, graphAt) : soft(ABSENT.graphs),
+    own.probes.length ? probePart(own) : soft(ABSENT.probes),
+    own.graphs.length ? graphPart(own) : soft(ABSENT.graphs),
     el("div", { class: "grid" }, own.lines.map(lineChart)),
     el("div", {}, own.described.map(item)),
   ];
 }
 
-// A heading, controls, and content side by side.
-function part(title, controls, content) {
-  const grid = el("div", { class: "grid" }, content);
-  return el("div", {}, el("h3", {}, title), el("div", { class: "controls" }, controls), grid);
-}
+// The probe or graph that the reader selected; at first the last one.
+const selected = (name, rows) => rows[Math.min(state[name] ?? rows.length - 1, rows.length - 1)];
 
-function stepSlider(label, id, rows, now, moved) {
+// A heading, a slider that selects a step, and content that is then drawn again.
+function stepPart(title, name, rows, content, draw) {
+  const [id, now] = [`${name}-step`, selected(name, rows)];
   const output = el("output", { for: id }, ` step ${number(now.step)}`);
   const range = { type: "range", min: 0, max: rows.length - 1, step: 1, value: rows.indexOf(now) };
   const input = (event) => {
-    const { step } = rows[Number(event.target.value)];
+    state[name] = Number(event.target.value);
+    const { step } = selected(name, rows);
     output.textContent = ` step ${number(step)}`;
     event.target.setAttribute("aria-valuetext", `step ${step}`);
-    moved(Number(event.target.value));
+    draw();
   };
   const slider = el("input", { id, ...range, input, "aria-valuetext": `step ${now.step}` });
-  return el("label", { class: "slider", for: id }, el("span", {}, label, output), slider);
+  const label = el("span", {}, { probe: "Probe after", graph: "Graph after" }[name], output);
+  const controls = el("div", { class: "controls" }, el("label", { class: "slider", for: id }, label, slider));
+  return el("div", {}, el("h3", {}, title), controls, el("div", { class: "grid" }, content));
 }
 
-function probePart(own, probeAt) {
+function probePart(own) {
+  const probeAt = () => selected("probe", own.probes);
   const charts = own.scatters.map((chart) => scatterChart(chart, own, probeAt));
-  const moved = (value) => {
-    state.probe = value;
-    charts.forEach(({ plot }) => drawNow(plot));
-  };
-  const slider = stepSlider("Probe after", "probe-step", own.probes, probeAt(), moved);
-  return part("Gradients of held-out text", slider, charts.map(({ node }) => node));
+  const draw = () => charts.forEach(({ plot }) => drawNow(plot));
+  const nodes = charts.map(({ node }) => node);
+  return stepPart("Gradients of held-out text", "probe", own.probes, nodes, draw);
 }
 
 // Both axes have the same scale, so that distances can be compared; each step fills the picture.
@@ -95,7 +92,8 @@ function scatterChart(chart, own, probeAt) {
   return figure(chart, 300, draw, legend(chart.labels), table);
 }
 
-function graphPart(own, graphAt) {
+function graphPart(own) {
+  const graphAt = () => selected("graph", own.graphs);
   const numbering = own.numbering && `Domain ${own.numbering}.`;
   const tables = el("div", {});
   const showTables = () => tables.replaceChildren(...domainTables(graphAt()));
@@ -106,14 +104,12 @@ function graphPart(own, graphAt) {
     null,
     tables,
   );
-  const moved = (value) => {
-    state.graph = value;
+  const draw = () => {
     drawNow(plot);
     showTables();
   };
   showTables();
-  const slider = stepSlider("Graph after", "graph-step", own.graphs, graphAt(), moved);
-  return part("Domains and their similarity", slider, node);
+  return stepPart("Domains and their similarity", "graph", own.graphs, node, draw);
 }
 
 // Everything about the domains of one graph.
