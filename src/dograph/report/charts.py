@@ -61,12 +61,11 @@ class ScatterChart:
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """A value and its number format; the interval of an estimate is below it."""
+    """A number and its format; the interval of an estimate is below it."""
 
-    value: str | float | Estimate | None
+    value: float | Estimate | None
     write: NumberFormat = "number"
     digits: int = 4
-    left: bool = False  # aligned left
 
 
 Entry = TableCell | str | float | None
@@ -75,8 +74,9 @@ Entry = TableCell | str | float | None
 @dataclass(frozen=True, slots=True)
 class PageTable:
     name: str  # for screen readers
-    heads: Sequence[str | TableCell]
+    heads: Sequence[str]
     rows: Sequence[Sequence[Entry]]
+    left: Sequence[str] = ()  # heads of columns of text
     summaries: int = 0  # summary rows at the end
     tall: bool = False  # scrolls
 

@@ -23,7 +23,6 @@ from dograph.report.charts import (
     PageItem,
     PageTable,
     ScatterChart,
-    TableCell,
 )
 from dograph.report.series import Columns, OpenRun, curve, rounded
 
@@ -195,17 +194,16 @@ def profile_blocks(corpus: Corpus | None, profiles: Profiles, *, lasting: bool) 
     """What sets each domain or cluster apart, as a table, and its typical texts."""
     rows, folded, kind = list[list[Entry]](), list[PageItem](), "domain" if lasting else "cluster"
     for j, own in profiles.items():
-        cells = (", ".join(own.words) or "none stands out", ", ".join(own.sources))
-        left = [TableCell(text, left=True) for text in cells]
-        rows.append([str(j), str(own.samples), *left])
+        words = ", ".join(own.words) or "none stands out"
+        rows.append([str(j), str(own.samples), words, ", ".join(own.sources)])
         typical = [{**b.place(), "text": excerpt(b.text(corpus))} for b in own.typical if corpus]
         title = name_of(j, profiles, kind)
         folded.append(PageBlock("folded", [PageBlock("samples", typical)], title))
-    left_heads = [TableCell(name, left=True) for name in ("words", "sources")]
+    texts = ("words", "sources")
     blocks: list[PageItem] = [
         PageBlock("heading", f"What sets {kind}s apart"),
         PageBlock("soft", DESCRIBED + ("" if lasting else CLUSTERED)),
-        PageTable("what sets them apart", [kind, "samples", *left_heads], rows),
+        PageTable("what sets them apart", [kind, "samples", *texts], rows, left=texts),
         PageBlock("folded", folded, "Typical texts", "typical"),
     ]
     return blocks if rows else []

@@ -77,11 +77,10 @@ def heading(text: str) -> PageBlock:
     return PageBlock("heading", text)
 
 
-def table_of(name: str, rows: Sequence[Row], columns: Columns[Row]) -> PageTable:
-    """A table with one line per row; a column whose head starts with `<` is aligned left."""
-    heads = [TableCell(head[1:], left=True) if head[0] == "<" else head for head in columns]
+def table_of(name: str, rows: Sequence[Row], columns: Columns[Row], *left: str) -> PageTable:
+    """A table with one line per row; columns in `left` are text."""
     entries = [[cell(row) for cell in columns.values()] for row in rows]
-    return PageTable(name, heads, entries, tall=len(rows) > LONG)
+    return PageTable(name, list(columns), entries, left, tall=len(rows) > LONG)
 
 
 def overview(data: PageData) -> list[PageItem]:
@@ -118,7 +117,7 @@ def _several_runs(data: PageData) -> list[PageItem]:
     runs = data.runs
     columns: Columns[RunData] = {
         "run": lambda run: run.name,
-        "<method": lambda run: TableCell(run.group, left=True),
+        "method": lambda run: run.group,
         "seed": lambda run: str(run.config.seed),
         "steps": lambda run: run.facts["steps"],
         "tokens": lambda run: run.facts["tokens"],
@@ -135,7 +134,7 @@ def _several_runs(data: PageData) -> list[PageItem]:
     single = PageBlock("command", "\n".join(run.command for run in runs))
     commands = [PageBlock("folded", [single], "Commands of the single runs", "again")]
     commands = [PageBlock("command", whole), *commands] if whole else commands
-    table = table_of("runs", runs, columns)
+    table = table_of("runs", runs, columns, "method")
     return [heading("Runs"), table, details, heading("Reproduce these runs"), *commands]
 
 

@@ -57,27 +57,23 @@ function choice(label, id, options, chosen, changed) {
 }
 
 // A table entry: text, a number, nothing, or a cell, whose value may be an estimate.
-function entry(cell, tag, scope) {
-  if (typeof cell === "number") return el(tag, { scope }, number(cell));
-  if (cell === null || typeof cell === "string") return el(tag, { scope }, cell && named(cell));
+function entry(cell, tag, look) {
+  if (typeof cell === "number") return el(tag, look, number(cell));
+  if (cell === null || typeof cell === "string") return el(tag, look, cell && named(cell));
   const { value, interval: ends } = cell.value instanceof Object ? cell.value : cell;
   const write = (figure) => (isKnown(figure) ? FORMATS[cell.write](figure, cell.digits) : "");
   const below = interval(ends, write);
-  return el(
-    tag,
-    { class: cell.left ? "left" : null, scope },
-    typeof value === "string" ? named(value) : write(value),
-    below ? el("small", {}, below) : null,
-  );
+  return el(tag, look, write(value), below ? el("small", {}, below) : null);
 }
 
-function table({ name, heads, rows, summaries = 0, tall }) {
+function table({ name, heads, rows, left = [], summaries = 0, tall }) {
+  const looks = heads.map((head) => ({ class: left.includes(head) ? "left" : null }));
   const line = (row, n) => {
     const isSummary = n >= rows.length - summaries;
-    const cells = row.map((cell, k) => (k ? entry(cell, "td") : entry(cell, "th", "row")));
-    return el("tr", { class: isSummary ? "summary" : null }, cells);
+    const cell = (value, k) => entry(value, k ? "td" : "th", k ? looks[k] : { scope: "row" });
+    return el("tr", { class: isSummary ? "summary" : null }, row.map(cell));
   };
-  const head = el("tr", {}, heads.map((cell) => entry(cell, "th", "col")));
+  const head = el("tr", {}, heads.map((text, k) => entry(text, "th", { ...looks[k], scope: "col" })));
   const node = el(
     "div",
     { class: tall ? "scroll tall" : "scroll", tabindex: "0", role: "region", "aria-label": name },

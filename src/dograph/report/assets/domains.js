@@ -117,15 +117,14 @@ function domainTables(graph) {
   const domain = (node) => [
     `domain ${node.domain}`,
     ...[node.share, node.weight, node.norm, node.spread].map((value) => number(value, 3)),
-    { value: sourceText(node), left: true },
+    sourceText(node),
   ];
   const pair = ({ first, second, cosine, mmd_squared: distance }) =>
     [`${first} - ${second}`, signed(cosine, 3), number(distance, 3)];
-  const heads = ["domain", "share", "weight", "mean gradient norm", "spread"];
-  heads.push({ value: "sources", left: true });
+  const heads = ["domain", "share", "weight", "mean gradient norm", "spread", "sources"];
   const pairs = () => graph.edges.map(pair);
   return [
-    table({ name: "domains", heads, rows: graph.nodes.map(domain) }),
+    table({ name: "domains", heads, rows: graph.nodes.map(domain), left: ["sources"] }),
     numbers("pairs of domains", ["pair", "cosine", "MMD²"], pairs, "Numbers of the pairs"),
   ];
 }
