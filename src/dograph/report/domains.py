@@ -245,10 +245,7 @@ def classical_scaling(distance_MM: np.ndarray) -> np.ndarray:
     place_M2 = np.zeros((num, 2))
     place_M2[:, : len(top)] = vector_MM[:, top] * np.sqrt(np.maximum(value_M[top], 0))
     largest = np.abs(place_M2).max(initial=0)
-    if largest == 0:  # all distances are zero: on a circle
-        angle_M = 2 * np.pi * np.arange(num) / max(num, 1)
-        return np.column_stack([np.cos(angle_M), np.sin(angle_M)]) * (num > 1)
-    return np.asarray(place_M2 / largest)
+    return np.asarray(place_M2 / (largest or 1.0))  # 0: `move_apart` has to find places
 
 
 def move_apart(place_M2: np.ndarray, radius_M: np.ndarray) -> np.ndarray:

@@ -209,17 +209,13 @@ def running_mean(value_N: np.ndarray, window: int) -> np.ndarray:
     line through the last `window` points: a narrower window would end in one noisy step. Straight
     lines stay straight.
     """
-    num, half = len(value_N), window // 2
-    index_N = np.arange(num)
-    half_N = np.minimum(np.minimum(index_N, index_N[::-1]), half)
+    half = window // 2
+    index_n = np.arange(len(value_N) - half)
+    half_n = np.minimum(index_n, half)
     total = np.concatenate([[0.0], np.cumsum(value_N, dtype=np.float64)])
-    mean_N: np.ndarray = (total[index_N + half_N + 1] - total[index_N - half_N]) / (2 * half_N + 1)
-    if half and num >= window:
-        last = value_N[-window:].astype(np.float64)
-        place = np.arange(window) - half
-        slope = float(place @ last) / float(place @ place)
-        mean_N[num - half :] = last.mean() + slope * place[half + 1 :]
-    return mean_N
+    mean_n = (total[index_n + half_n + 1] - total[index_n - half_n]) / (2 * half_n + 1)
+    line = np.polynomial.Polynomial.fit(np.arange(window), value_N[-window:], deg=1)
+    return np.concatenate([mean_n, line(np.arange(half + 1, window))])
 
 
 def curve(step_N: np.ndarray, value_N: np.ndarray, buckets: int, *, smooth: bool = True) -> Series:
