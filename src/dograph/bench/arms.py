@@ -78,9 +78,8 @@ class BenchOptions:
         values = self.run.model_dump(mode="json")
         if mode is None:
             return parse_config(values | {"mixer": {"name": "natural"}, "sketch": {}}, "plain")
-        # The paper draws a new projection every step; domains that persist keep theirs.
-        refresh = self.run.sketch.refresh or ("step" if self.recipe == "paper" else "never")
-        sketch = {"mode": mode, "refresh": refresh}
+        mixer = build_mixer(self.run.mixer.name, self.run.mixer.options)
+        sketch = {"mode": mode, "refresh": mixer.refresh(self.run.sketch.refresh)}  # as in a run
         sketch |= {"accumulation": self.accumulates or "two_sweeps"}
         if self.corpus is None:  # its sources have other names
             values = merge(values, {"mixer": {"sampling": "natural"}})

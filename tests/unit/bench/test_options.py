@@ -75,11 +75,16 @@ def test_slow_steps_are_timed_less_often_and_segments_are_whole():
         assert segments(run.model_copy(update={"train": train}), 0.4) == (timed, 20)
 
 
-def test_the_paper_draws_a_projection_every_step_and_safe_keeps_it():
-    paper, safe = options(), options("mixer.recipe=safe")
+def test_a_projection_is_drawn_as_often_as_in_a_run():
+    """Every step for domains of a batch, once for domains that persist."""
+    paper, recommended, safe = (
+        options(f"mixer.recipe={recipe}") for recipe in ("paper", "recommended", "safe")
+    )
     assert paper.config("full").sketch.refresh == "step"
+    assert recommended.config("full").sketch.refresh == "step"
     assert safe.config("full").sketch.refresh == "never"
-    assert paper.config(None).mixer.name == "natural"
+    assert options("sketch.refresh=7").config("full").sketch.refresh == 7
+    assert options().config(None).mixer.name == "natural"
 
 
 def test_micro_batches_choose_how_they_accumulate():
