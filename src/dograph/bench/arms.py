@@ -19,7 +19,7 @@ from dograph.data.corpus import MANIFEST, Corpus
 from dograph.data.inputs import PrepareOptions
 from dograph.data.loader import Loader
 from dograph.data.pipeline import prepare
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError, require_known
 from dograph.mixers.dograph import DoGraph
 from dograph.mixers.registry import build_mixer, require_compatible
 from dograph.models.loss import PerSampleLoss
@@ -129,8 +129,7 @@ def resolve_options(
     largest = {"batch_size": run.batches.largest, "reference_batch_size": None}  # of a schedule
     run = run.model_copy(update={"train": run.train.model_copy(update=largest)})
     model = run.model.preset or ""
-    if model not in PRESETS:
-        raise ConfigError(f'model.preset="{model}": {did_you_mean(model, PRESETS)}')
+    require_known(model, PRESETS, f'model.preset="{model}" is not known')
     if run.mixer.name != "dograph":
         raise ConfigError(
             f"mixer.name={run.mixer.name}: bench measures sketches of DoGraph next to a plain "

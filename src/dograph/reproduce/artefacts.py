@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from dograph.compare.arms import Ask, parse_methods, parse_seeds
 from dograph.config import RUN_PRESETS, RunConfig, merge, parse_config, parse_override
 from dograph.data.corpus import MANIFEST
-from dograph.errors import ConfigError, CorpusError, did_you_mean, require_known
+from dograph.errors import ConfigError, CorpusError, require_known
 from dograph.models.presets import PRESETS
 from dograph.plan.lab import default_proxy
 from dograph.reproduce.paper import DOWNSTREAM, NUM_DOMAINS, OBJECTIVES
@@ -240,8 +240,7 @@ def build_asks(wanted: Wanted) -> dict[str, Ask]:
     given = (wanted.changes.get("model") or {}).get("preset")
     asks = {}
     for size in str(given).split(",") if given else wanted.artefact.sizes[wanted.scale]:
-        if size not in PRESETS:
-            raise ConfigError(f'model.preset="{given}": {did_you_mean(size, PRESETS)}')
+        require_known(size, PRESETS, f'model.preset="{given}" is not known')
         settings = (*wanted.settings, f"model.preset={size}")
         asks[size] = _build_ask(replace(wanted, settings=settings, out=wanted.folder / size))
     return asks
