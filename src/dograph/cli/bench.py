@@ -6,6 +6,7 @@ import typer
 
 from dograph.cli import console
 from dograph.cli.console import argument, option, say
+from dograph.errors import ConfigError
 
 
 def bench(
@@ -24,7 +25,7 @@ def bench(
         min=10,
     ),
     vocab_size: int | None = option(None, "of random tokens (default: 50257; CPU 4096)", min=2),
-    out: Path = option(Path("bench.json"), "file for the results"),
+    out: Path = option(Path("bench.json"), "file for the results, written after every mode"),
 ) -> None:
     """Measure the time and memory of training in each sketch mode, relative to plain training.
 
@@ -50,11 +51,11 @@ def bench(
     device = pick_device(resolve_config(config, own).train.device)
     names = () if modes == "none" else console.split_names(modes)
     options = resolve_options(device, names, own, config=config, vocab_size=vocab_size, steps=steps)
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: {out.parent} is not a folder; make it, or name another")
     console.require_writable(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
     if out.exists():
         say(f"{out} exists and will be replaced")
-    # The file is updated after every mode.
     session = Session(options, device, say, lambda findings: write_json(out, findings))
     try:
         session.run()
