@@ -208,7 +208,7 @@ class CurveLaws:
     """
 
     laws: list[PowerLaw]
-    in_sample: float
+    in_sample: float | None
     held_out: float | None
     notes: tuple[str, ...] = ()
 
@@ -292,11 +292,11 @@ def nest(
     """
     if not curves:
         raise ConfigError("no curves to nest; give losses over tokens by size, mixture and target")
-    steps, sizes, notes = None, None, tuple[str, ...]()
+    steps = sizes = CurveLaws([], None, None)  # where there are none to fit
     at_tokens = [float(curve.loss_X[-1]) for curve in curves.values()]
     if any((curve.x_X != tokens).any() for curve in curves.values()):
         steps = fit_step_laws(list(curves.values()), [place[:2] for place in curves])
-        at_tokens, notes = [float(law.predict(tokens)) for law in steps.laws], steps.notes
+        at_tokens = [float(law.predict(tokens)) for law in steps.laws]
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for (own, mixture, target), loss in zip(curves, at_tokens, strict=True):
         points.setdefault((mixture, target), []).append((own, loss))
@@ -318,17 +318,17 @@ def nest(
         sizes = fit_size_laws(list(by_size.values()))
         laws = zip(by_size, sizes.laws, strict=True)
         reached = {pair: float(law.predict(size)) for pair, law in laws}
-        notes += sizes.notes
     mixtures = list(dict.fromkeys(mixture for _, mixture, _ in curves))
     targets = list(dict.fromkeys(target for _, _, target in curves))
     missing = [pair for pair in product(mixtures, targets) if pair not in reached]
+    few = "too few sizes to predict from"
     findings = {
         "parameters": size,
         "tokens": tokens,
-        "step_in_sample": steps.in_sample if steps else None,
-        "step_held_out": steps.held_out if steps else None,
-        "size_in_sample": sizes.in_sample if sizes else None,
-        "size_held_out": sizes.held_out if sizes else None,
-        "notes": [*notes, *(f"{m} on {t}: too few sizes to predict from" for m, t in missing)],
+        "step_in_sample": steps.in_sample,
+        "step_held_out": steps.held_out,
+        "size_in_sample": sizes.in_sample,
+        "size_held_out": sizes.held_out,
+        "notes": [*steps.notes, *sizes.notes, *(f"{m} on {t}: {few}" for m, t in missing)],
     }
     return [{t: reached.get((m, t), np.nan) for t in targets} for m in mixtures], findings
