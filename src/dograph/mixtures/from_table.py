@@ -103,10 +103,12 @@ class MixtureReuse:
 
     def expanded(self, weights: Mapping[str, float]) -> dict[str, float]:
         """The weights of all sources."""
-        whole = weights[self.name]
+        whole = weights.get(self.name, 0.0)
         others = {name: weight for name, weight in weights.items() if name != self.name}
         return others | {name: whole * ratio for name, ratio in self.ratios.items()}
 
+
+NOTHING_REUSED = MixtureReuse("", {}, is_column=True)  # changes no table, prior or caps
 
 Method = Literal["regmix", "mixing-law", "olmix"]
 Weights = Mapping[str, float]  # by source
@@ -147,14 +149,14 @@ def propose_from_table(
     top: int = TOP,
     delta: float = DELTA,
     kl: float = 0.0,
-    reuse: MixtureReuse | None = None,
+    reuse: MixtureReuse = NOTHING_REUSED,
 ) -> Proposal:
     """The mixture with the lowest loss predicted from runs of other mixtures.
 
     `regmix`: the surrogate that best ranks left-out runs (or the one named), then the mean of the
     simulated mixtures with the lowest predicted loss. `mixing-law`: an exponential law for each
     target (Huber's loss with `delta`), and the exact optimum of their sum, which is convex.
-    `olmix`: the same, with kl * KL(mixture || prior) added and, if given, `reuse`.
+    `olmix`: the same, with kl * KL(mixture || prior) added, and `reuse`.
 
     All stay within `caps` (highest weight by source) and `max_usage` times the prior, and leave out
     sources that the prior has none of. `prior` defaults to the mean of the table's mixtures.
@@ -182,8 +184,7 @@ def propose_from_table(
         weight_S, findings["optimum"] = _optimum(rows, objective, kl)
     findings["predicted"] = _predicted(rows, objective, weight_S)
     findings["support"] = _support(rows, choice, weight_S)
-    weights = rows.by_source(weight_S)
-    weights = reuse.expanded(weights) if reuse else weights
+    weights = reuse.expanded(rows.by_source(weight_S))
     return Proposal(Mixture.normalised(weights), findings, objective)
 
 
@@ -273,11 +274,9 @@ class _Rows:
         prior: Weights | None,
         caps: Weights | None,
         max_usage: float | None,
-        reuse: MixtureReuse | None,
+        reuse: MixtureReuse,
     ) -> None:
-        whole, kept_distance = table, 0.0
-        if reuse is not None:
-            table = reuse.table(table)
+        whole, table = table, reuse.table(table)
         self.table, self.shares = table, target_shares(table, target)
         self.share_V = np.array(list(self.shares.values()))
         self.notes = [*table.notes, *(note for note in table.remarks() if note not in table.notes)]
@@ -310,15 +309,13 @@ class _Rows:
             if silent := [source for source in whole.sources if source not in given]:
                 raise ConfigError(f"the prior lacks {listed(silent)}; give 0 to leave a source out")
         self.prior = Mixture.normalised(given).weights
-        own, own_caps = self.prior, by_own_names(caps or {}, whole)
-        if reuse is not None:
-            (own, kept_distance), own_caps = reuse.prior(own), reuse.caps(own_caps)
+        own, kept_distance = reuse.prior(self.prior)
+        own_caps = reuse.caps(by_own_names(caps or {}, whole))
         self.prior_S: np.ndarray = np.array([own[source] for source in table.sources])
         self.cap_S = cap_vector(own_caps, self.prior_S, table.sources, max_usage)
         # The KL term is that of the expanded mixture.
-        self.kl_prior_S = self.prior_S.copy()
-        if reuse is not None:
-            self.kl_prior_S[table.sources.index(reuse.name)] *= math.exp(-kept_distance)
+        is_kept_S = np.array([source == reuse.name for source in table.sources])
+        self.kl_prior_S = self.prior_S * np.where(is_kept_S, math.exp(-kept_distance), 1.0)
 
     def by_source(self, value_S: np.ndarray) -> dict[str, float]:
         return dict(zip(self.table.sources, value_S.tolist(), strict=True))
