@@ -60,18 +60,11 @@ class BenchOptions:
             require_compatible(config, build_mixer(config.mixer.name, config.mixer.options))
 
     @property
-    def accumulation(self) -> Accumulation | None:
-        """As it was set; None: by recipe."""
-        sketch = self.run.sketch
-        return sketch.accumulation if "accumulation" in sketch.model_fields_set else None
-
-    @property
     def accumulates(self) -> Accumulation | None:
         """How gradients of several micro-batches are accumulated; None if there is only one."""
         batch = self.run.batches.largest
-        if (self.run.train.micro_batch_size or batch) >= batch:
-            return None
-        return self.accumulation or ("lagged" if self.recipe == "safe" else "two_sweeps")
+        several = (self.run.train.micro_batch_size or batch) < batch
+        return self.run.sketch.accumulation if several else None
 
     def config(self, mode: str | None) -> RunConfig:
         """The configuration of an arm: DoGraph in a sketch mode, or None for a plain step."""
@@ -80,7 +73,6 @@ class BenchOptions:
             return parse_config(values | {"mixer": {"name": "natural"}, "sketch": {}}, "plain")
         mixer = build_mixer(self.run.mixer.name, self.run.mixer.options)
         sketch = {"mode": mode, "refresh": mixer.refresh(self.run.sketch.refresh)}  # as in a run
-        sketch |= {"accumulation": self.accumulates or "two_sweeps"}
         if self.corpus is None:  # its sources have other names
             values = merge(values, {"mixer": {"sampling": "natural"}})
         return parse_config(merge(values, {"sketch": sketch}), f"mode {mode}")
@@ -90,11 +82,10 @@ class BenchOptions:
         values: dict[str, Any] = {"model": run.model.preset, "batch": run.batches.largest}
         values |= {"seq_len": run.data.seq_len, "vocab_size": self.vocab_size}
         values |= {"dtype": train.dtype, "compile": train.compile}
-        values |= {"micro_batch": train.micro_batch_size, "accumulation": self.accumulation}
+        values |= {"micro_batch": train.micro_batch_size, "accumulates": self.accumulates}
         values |= {"modes": list(self.modes), "top_blocks": sketch.top_blocks}
         values |= {"recipe": self.recipe, "dim": sketch.dim, "steps": self.steps}
-        values |= {"corpus": self.corpus, "seed": run.seed}
-        return values | {"accumulates": self.accumulates}
+        return values | {"corpus": self.corpus, "seed": run.seed}
 
 
 # Settings without CONFIG: seconds on a CPU, the paper's shapes on a GPU.

@@ -43,8 +43,8 @@ def test_a_configuration_replaces_the_defaults():
 def test_the_file_has_every_choice():
     assert list(options("seed=3", modes=["full"]).to_json()) == [
         *("model", "batch", "seq_len", "vocab_size", "dtype", "compile", "micro_batch"),
-        *("accumulation", "modes", "top_blocks", "recipe", "dim", "steps", "corpus"),
-        *("seed", "accumulates"),
+        *("accumulates", "modes", "top_blocks", "recipe", "dim", "steps", "corpus"),
+        "seed",
     ]
 
 
@@ -92,7 +92,9 @@ def test_micro_batches_choose_how_they_accumulate():
     assert options("train.micro_batch_size=8").accumulates is None  # all at once
     assert options("train.micro_batch_size=3").accumulates == "two_sweeps"
     assert options("train.micro_batch_size=4").accumulates == "two_sweeps"
-    assert options("train.micro_batch_size=4", "mixer.recipe=safe").accumulates == "lagged"
+    assert options("train.micro_batch_size=4", "mixer.recipe=safe").accumulates == "two_sweeps"
+    lagged = ("mixer.recipe=safe", "sketch.accumulation=lagged")
+    assert options("train.micro_batch_size=4", *lagged).accumulates == "lagged"
 
 
 PARTS = "train.micro_batch_size=4"
