@@ -31,7 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.hand import Batches, open_hand, open_model
 from dograph.bench.arms import Arm, BenchOptions, resolve_options
-from dograph.bench.session import Session, arm_table, footnotes, held_bytes, release, spread
+from dograph.bench.session import Session, arm_table, footnotes, release, spread
 from dograph.cli.console import open_console, split_settings
 from dograph.config import resolve_config
 from dograph.errors import ConfigError, require
@@ -276,7 +276,7 @@ def measured(
     session: Session, kind: type[Rival], batches: Batches, plain_ms: float
 ) -> dict[str, Any]:
     """A few steps alone on the device; the ratio is of medians, counted by the sample."""
-    options, held = session.options, held_bytes(session.device)
+    options, held = session.options, torch.cuda.memory_reserved(session.device)
     if session.watch.on_gpu:
         torch.cuda.reset_peak_memory_stats(session.device)
     rival = kind(options, batches, session.device)

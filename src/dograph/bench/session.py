@@ -127,11 +127,6 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def held_bytes(device: torch.device) -> int:
-    """Bytes of a GPU that this process holds, for CUDA graphs too; 0 on a CPU."""
-    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
-
-
 def steps_alone(arm: Arm, watch: Stopwatch, held_before: int) -> Findings:
     """Warm-up steps, compilation included, then some steps in a row, as in a run.
 
@@ -291,7 +286,7 @@ class Session:
 
     def beside_plain(self, name: str, opened: Callable[[], Arm]) -> Findings:
         """An arm by itself, then, unless it is the plain one, alternating with the plain one."""
-        options, held = self.options, held_bytes(self.device)
+        options, held = self.options, torch.cuda.memory_reserved(self.device)  # CPU: 0
         arm = opened()
         result = steps_alone(arm, self.watch, held)
         if name == "plain":

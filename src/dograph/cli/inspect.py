@@ -27,6 +27,7 @@ def inspect(
     ),
     rows: int = option(256, "samples in all, the same number from every source"),
     domains: int = option(11, "domains to cluster them into"),
+    toward: list[str] | None = option(None, "trusted text, as in data prepare: what would help it"),
     out: Path = option(Path("inspect"), "folder for the results"),
 ) -> None:
     """Show which sources of a corpus a model tells apart, and the domains it forms itself.
@@ -37,6 +38,7 @@ def inspect(
     \b
     dograph inspect runs/mine data.corpus=data/mine
     dograph inspect gpt2 data.corpus=data/spj --rows 512 --domains 7
+    dograph inspect runs/mine data.corpus=data/mine --toward trusted.jsonl --rows 2048
     """  # noqa: D301
     from dograph.eval.inspect import InspectRequest, inspect_model
     from dograph.files import write_json
@@ -92,3 +94,12 @@ def _print(result: "Inspection") -> None:
         examples.append([str(one.domain), one.source, str(one.document), text])
     show("samples nearest each domain's centre", "domain, source, document, text", examples)
     print(agreement_line(result.graph))
+    if result.scored:
+        groups = []
+        for own in result.toward:
+            sizes = [f"{own.help:+.3f}", own.interval.text("+.3f"), f"{own.text_score:+.3f}"]
+            groups.append([own.name, str(own.rows), *sizes])
+        title = "help for the trusted text: 1 is as much as itself, with 95 % intervals"
+        show(title, "source, rows, help, interval, text score", groups)
+        rows = [[r.stratum, str(r.document), f"{r.score:+.3f}", str(r.text)] for r in result.scored]
+        show("rows most and least like it", "source, document, text score, text", rows)

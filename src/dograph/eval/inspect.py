@@ -4,13 +4,21 @@ Gradients of held-out rows are sketched. Sources are compared by the unbiased MM
 permutation tests; the sketches, normalised, centred and normalised again (as in scope stream), are
 clustered into domains.
 
-Shapes: N rows, T tokens, K sketch, M domains, G sources.
+Towards trusted text (--toward): a small step along the mean gradient g_s of a source or stratum
+lowers the trusted loss in proportion to <g_s, g_t>, with g_t the mean gradient of the trusted text.
+It is stated over |g_t|^2: 1 is as good as a step on the trusted text itself, below 0 does harm. The
+gradient of a single row says next to nothing (signal to noise about 0.2), so single rows are listed
+by their words alone (`TextScorer`).
+
+Shapes: N rows, T tokens, K sketch, M domains, G sources, X tokens of trusted text, L trusted rows.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
-from math import isfinite
+from math import isfinite, sqrt
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dograph.data.corpus import Block, Corpus, Split, blocks_by_source, even_blocks
+from dograph.data.inputs import PrepareOptions
+from dograph.data.pipeline import checked_texts, trusted_inputs
+from dograph.data.toward import TextScorer
 from dograph.domains.graph import DomainGraph, build_graph
 from dograph.domains.kmeans import KMeans, domain_means
 from dograph.domains.partition import agreement, partition
@@ -31,12 +42,13 @@ from dograph.models.loss import PerSampleLoss
 from dograph.models.presets import PRESETS
 from dograph.rng import stream
 from dograph.sketch.sketcher import Sketcher
-from dograph.stats import holm
+from dograph.stats import Interval, holm, t_interval
 from dograph.train.distributed import pick_device
 from dograph.train.metrics import sketch_rows
 
 SEQ_LEN = 256  # tokens of a row by default, for models that no run trained
 EXAMPLES, LISTED = 3, 5  # rows shown for each domain, and at either end of the text scores
+FEW_ROWS = 100  # of a group, below which its help is mostly noise
 PREVIEW = 80  # characters of each
 TOKENS_AT_ONCE = 4096
 # Sums of kernel values that differ by less than this, relative to the kernel's diagonal, are
@@ -54,6 +66,7 @@ class InspectRequest:
     seed: int = 0
     device: str = "auto"
     exclude: tuple[str, ...] = ()
+    toward: tuple[str, ...] = ()  # trusted text
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,7 @@ class ShownRow:
     stratum: str
     document: int  # in which it starts
     text: str | None  # its beginning; None if the corpus has tokens alone
+    score: float | None = None  # towards trusted text, by its words
 
     @classmethod
     def of(cls, corpus: Corpus, block: Block, domain: int) -> "ShownRow":
@@ -81,6 +95,17 @@ class ShownRow:
         text = " ".join(block.text(corpus).split())[:PREVIEW] if has_text else None
         place: dict[str, Any] = block.place()
         return cls(domain, place["source"], place["stratum"], place["document"], text)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHelp:
+    """What a source or stratum would do for the trusted text."""
+
+    name: str
+    rows: int
+    help: float  # <g_s, g_t> / |g_t|^2
+    interval: Interval  # 95 %, for other rows of both texts
+    text_score: float  # mean over its rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +124,8 @@ class Inspection:
     graph: DomainGraph
     examples: list[ShownRow]  # nearest each domain's centroid
     notes: list[str]
+    toward: list[GroupHelp]  # sources and strata, most helpful for the trusted text first
+    scored: list[ShownRow]  # most and least like it
 
 
 def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> Inspection:
@@ -109,8 +136,14 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
     named = [block.stratum.entry.source for block in blocks]
     sources = [source for source in corpus.sources if source in named]
     source_N = torch.tensor([sources.index(source) for source in named])
+    trusted = TrustedText(request.toward, corpus, blocks) if request.toward else None
     token_NT = torch.from_numpy(np.stack([block.tokens() for block in blocks]))
     loss_N, sketch_NK = sketched(model, token_NT, request, report)
+    helped, extremes = list[GroupHelp](), list[tuple[int, float]]()
+    if trusted is not None:
+        _, trusted_LK = sketched(model, trusted.rows(seq_len, request.rows), request, report)
+        helped, toward_notes = trusted.groups(sketch_NK, trusted_LK)
+        extremes, row_notes = trusted.extremes(), row_notes + toward_notes
     report("comparing sources", 0, 0)
     how = {"num_permutations": max(999, 10 * len(sources) ** 2), "seed": request.seed}
     found = pairwise_mmd(sketch_NK, source_N, len(sources), **how)
@@ -118,17 +151,13 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
     for (g, h), (distance, separation, p_value) in found.items():
         known = separation if isfinite(separation) else None
         pairs.append(Pair(sources[g], sources[h], distance, known, p_value))
-    label_N, direction_NK = perceived(sketch_NK, request.domains, request.seed)
+    label_N, nearest = perceived(sketch_NK, request.domains, request.seed)
     nmi, purity = agreement(label_N, source_N, request.domains, len(sources))
     domains = partition(sketch_NK, label_N, request.domains)
     count_G = torch.bincount(source_N)
     mean_G = torch.bincount(source_N, weights=loss_N.double()) / count_G
-    centroid_MK = domain_means(direction_NK, label_N, request.domains)
-    near_NM = closeness(direction_NK, centroid_MK, normalise=True)
-    order_NM = near_NM.argsort(dim=0, descending=True, stable=True)
-    nearest = []  # rows nearest each domain's centroid
-    for domain, order_N in enumerate(order_NM.T.tolist()):
-        nearest += [n for n in order_N if label_N[n] == domain][:EXAMPLES]
+    places = [*nearest, *(n for n, _ in extremes)]
+    row_of = {n: ShownRow.of(corpus, blocks[n], int(label_N[n])) for n in places}
     return Inspection(
         model=request.model,
         corpus=str(corpus.directory),
@@ -140,8 +169,10 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
         nmi=float(nmi),
         purity=float(purity),
         graph=build_graph(domains, None, label_N, source_N, sources, step=0),
-        examples=[ShownRow.of(corpus, blocks[n], int(label_N[n])) for n in nearest],
+        examples=[row_of[n] for n in nearest],
         notes=[*notes, *row_notes],
+        toward=helped,
+        scored=[replace(row_of[n], score=score) for n, score in extremes],
     )
 
 
@@ -177,7 +208,7 @@ def choose_rows(
 ) -> tuple[Split, list[Block], list[str]]:
     """Rows of one split, two or more from each source that has them, and notes for the reader."""
     splits: tuple[Split, ...] = ("validation", "train")
-    for split in splits:
+    for split in splits[1:] if request.toward else splits:  # train is what would be drawn
         have = blocks_by_source(corpus, split, seq_len)
         usable = [source for source, count in have.items() if count >= 2]
         if len(usable) >= min(2, len(have)):
@@ -200,10 +231,8 @@ def choose_rows(
         )
     notes = []
     if split == "train":
-        notes.append(
-            "rows are from training text, which the model may have seen: the validation text is "
-            f"too short for rows of {seq_len} tokens"
-        )
+        why = "" if request.toward else ": the validation text is too short for rows of that length"
+        notes.append(f"rows are from training text, which the model may have seen{why}")
     few = [f"{name} is left out: {num} rows" for name, num in have.items() if num < 2]
     return split, blocks, notes + [f"{note} of {seq_len} tokens ({split} text)" for note in few]
 
@@ -222,12 +251,82 @@ def sketched(
     return torch.cat(losses), torch.cat(sketches)
 
 
-def perceived(sketch_NK: Tensor, num_domains: int, seed: int) -> tuple[Tensor, Tensor]:
-    """The domain of each row, and the directions that were clustered."""
+def perceived(sketch_NK: Tensor, num_domains: int, seed: int) -> tuple[Tensor, list[int]]:
+    """The domain of each row, and the rows nearest each domain's centroid."""
     unit_NK = F.normalize(sketch_NK.double())
     direction_NK = F.normalize(unit_NK - unit_NK.mean(dim=0))
-    cluster = KMeans(num_domains, normalise=True, restarts=16, seed=seed)
-    return cluster(direction_NK, 0), direction_NK
+    label_N = KMeans(num_domains, normalise=True, restarts=16, seed=seed)(direction_NK, 0)
+    centroid_MK = domain_means(direction_NK, label_N, num_domains)
+    near_NM = closeness(direction_NK, centroid_MK, normalise=True)
+    order_NM = near_NM.argsort(dim=0, descending=True, stable=True)
+    nearest = []
+    for domain, order_N in enumerate(order_NM.T.tolist()):
+        nearest += [n for n in order_N if label_N[n] == domain][:EXAMPLES]
+    return label_N, nearest
+
+
+class TrustedText:
+    """Trusted files, and the rows of a corpus scored by their words."""
+
+    def __init__(self, files: tuple[str, ...], corpus: Corpus, blocks: Sequence[Block]) -> None:
+        options = PrepareOptions(inputs=files, toward=files, out=Path())
+        read = checked_texts(trusted_inputs(options), options)
+        texts = [text.content for text in read if text.content]
+        contents = [block.text(corpus).encode() for block in blocks]
+        self.blocks, self.score_N = blocks, TextScorer(texts, contents)(contents)
+        end = [token for token in [corpus.manifest.tokenizer.eot_id] if token is not None]
+        ids = corpus.tokenizer.encode_batch([t.decode() for t in texts], add_special_tokens=False)
+        self.token_X = torch.tensor([token for own in ids for token in (*own.ids, *end)])
+
+    def rows(self, seq_len: int, most: int) -> Tensor:
+        """At most `most` rows of trusted tokens, evenly spaced, (L, T)."""
+        number = len(self.token_X) // seq_len
+        if number < 2:
+            raise CorpusError(
+                f"--toward has {len(self.token_X)} tokens, and at least two rows of {seq_len} are "
+                "needed; give more text, or a smaller data.seq_len"
+            )
+        chosen = np.linspace(0, number - 1, min(most, number)).round().astype(int)
+        return self.token_X[: number * seq_len].view(number, seq_len)[chosen]
+
+    def extremes(self) -> list[tuple[int, float]]:
+        """The rows with the highest and the lowest text scores, and these scores."""
+        order = np.argsort(-self.score_N, kind="stable").tolist()
+        return [(n, float(self.score_N[n])) for n in order[:LISTED] + order[LISTED:][-LISTED:]]
+
+    def groups(self, sketch_NK: Tensor, trusted_LK: Tensor) -> tuple[list[GroupHelp], list[str]]:
+        """Sources, then strata, most helpful first, and notes for the reader."""
+        trusted_LK, number = trusted_LK.double(), len(trusted_LK)
+        # <t, mean of the other rows>: without products of a row with itself, noise adds nothing.
+        square_L = trusted_LK @ trusted_LK.sum(dim=0) - trusted_LK.square().sum(dim=1)
+        square_L = square_L / (number - 1)
+        square, error = float(square_L.mean()), 2 * float(square_L.std()) / sqrt(number)
+        if t_interval(square, error, number - 1).low <= 0:
+            few = f"the {number} trusted rows show no common gradient to compare with"
+            return [], [f"{few}; give more --rows, or more trusted text"]
+        product_NL = sketch_NK.double() @ trusted_LK.T / square
+        members: dict[str, list[int]] = {}
+        for n, block in enumerate(self.blocks):
+            for name in {block.stratum.entry.source, block.stratum.entry.stratum}:
+                members.setdefault(name, []).append(n)
+        helped, notes = [], []
+        for name, rows in sorted(members.items()):
+            if len(rows) == 1:
+                notes.append(f"{name} is left out: one row has no interval")
+                continue
+            by_row_n, by_trusted_L = product_NL[rows].mean(dim=1), product_NL[rows].mean(dim=0)
+            value, score = float(by_row_n.mean()), fmean(self.score_N[rows].tolist())
+            # Both sets of rows are samples, so their variances add up; a trusted row also changes
+            # the |g_t|^2 that the product is divided by.
+            parts = (by_row_n, by_trusted_L - 2 * value * square_L / square)
+            error = sqrt(sum(float(part.var()) / len(part) for part in parts))
+            interval = t_interval(value, error, min(map(len, parts)) - 1)
+            helped.append(GroupHelp(name, len(rows), value, interval, score))
+        if min(group.rows for group in helped) < FEW_ROWS:
+            notes.append(f"groups of fewer than {FEW_ROWS} rows say little; give more --rows")
+        sources = {block.stratum.entry.source for block in self.blocks}
+        helped.sort(key=lambda group: (group.name not in sources, -group.help))
+        return helped, notes
 
 
 # Theorem 1: the distance of groups of samples in gradient space, with permutation tests.
