@@ -212,7 +212,6 @@ def look(place: Place, run: str, compared: str) -> None:
     """The commands that show a run; two of them read the corpus, so they run next to it."""
     folder, _, name = run.rpartition("/")
     place.dograph("show", "losses", run, f"{compared}/cells/natural-s0")
-    place.dograph("show", "graph", run, "--out", "graph.json")
     place.dograph("show", "graph", run)
     place.dograph("show", "weights", name, "--step", "28", "--json", inside=folder)
     place.dograph("show", "samples", name, "--step", "3", "--json", inside=folder)
@@ -284,8 +283,8 @@ CASES: dict[str, Case] = {
     **{
         f"objective-{name}": trained(*DOGRAPH, f"mixer.objective={{name: {name}, {options}}}", more)
         for name, options, more in (
-            ("variance", "lambda_: 0.5, variance: weighted", "mixer.cap=2"),
-            ("robust", "tau: 0.5", "mixer.cap=1.5"),
+            ("variance", "lambda_: 0.5, variance: weighted", "seed=2"),
+            ("robust", "tau: 0.5", "seed=3"),
             ("alignment", "iterations: 20", "mixer.normalise=true"),
             ("uncertainty", "beta: 2, sigma: mean", "mixer.effective_floor=0.9"),
             ("precision", "q: 0.5, gamma: 0.1", "mixer.keep_shares=true"),

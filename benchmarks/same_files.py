@@ -43,7 +43,8 @@ DROPPED = frozenset(
         *("time", "made", "fingerprint", "identity"),  # of a file's date; of an edit, drawn anew
         *("made_by", "program", "environment"),
         "command",  # as typed: old and new code may spell it differently
-        "mixer.safetensors",  # its digest; its tensors are compared
+        *("mixer.safetensors", "optimizer.safetensors"),  # their digests; tensors are compared
+        *("rates", "tune", "all_targets"),  # of requests; older versions had none, or one more
         "state_sha256",  # of a checkpoint, and of a file that names its folder
         "valid/worst/bits_per_byte",  # was that of the source of the worst loss
         *("transfer", "why"),  # a surrogate that went, and the scores of all in words
@@ -57,6 +58,8 @@ IGNORED += ("digests.json",)  # of a corpus: sizes and dates of its files; older
 IGNORED += ("cells.csv", "methods.csv", "*.dot")  # copies of other files that are no longer written
 # Sums of squared norms are of normalised sketches and in float64 now; float32 underflowed.
 WIDENED = "scope:*/spread*"
+# Tensors of a checkpoint that older versions did not write: updates that were made, the meters.
+ADDED = ("updates", "meters.*")
 NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)")
 DATE = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?")  # also inside sentences of a page
 # Options as name=value in a text, or as keys of what stands for a mixer's options elsewhere.
@@ -230,7 +233,8 @@ def _tensors_apart(old: bytes, new: bytes) -> str:
     import torch
     from safetensors.torch import load
 
-    first, second = load(old), load(new)
+    both = load(old), load(new)
+    first, second = ({n: x for n, x in one.items() if not _is_added(n)} for one in both)
     if first.keys() != second.keys():
         return f": tensors {sorted(first.keys() ^ second.keys())[:3]} in one alone"
     for name, tensor in first.items():
@@ -245,6 +249,9 @@ def _tensors_apart(old: bytes, new: bytes) -> str:
         far = (tensor.double() - other.double()).abs().max().item() if tensor.numel() else 0.0
         if far or not tensor.equal(other):
             return f" {name}: up to {far:.3g} apart"
-    return (
-        "" if any(fnmatch(name, WIDENED) for name in first) else ": bytes differ, tensors are equal"
-    )
+    explained = any(fnmatch(name, WIDENED) for name in first) or any(map(_is_added, both[1]))
+    return "" if explained else ": bytes differ, tensors are equal"
+
+
+def _is_added(tensor: str) -> bool:
+    return any(fnmatch(tensor, pattern) for pattern in ADDED)
