@@ -1,9 +1,9 @@
 """Whether two folders hold the same: what benchmarks.same_numbers asks of two versions.
 
 Files are equal by their bytes. Where those differ, what is written in them counts: values of JSON,
-YAML and CSV and the data of a page, without what is measured by a clock and without versions;
-tensors. Pages of two formats show different things and are not compared. Sentences may be reworded:
-the numbers in them count. Of what a command prints, the numbers with decimals do.
+YAML and CSV, without what is measured by a clock and without versions; tensors. Pages are not
+compared: their data has the format of the code that made them, and its numbers are in other files.
+Sentences may be reworded: the numbers in them count. Of what a command prints, those with decimals.
 """
 
 import csv
@@ -22,10 +22,10 @@ from dograph.records import unpacked
 from dograph.renamed import RENAMED, with_new_metrics, with_new_settings
 
 # How far numbers may be apart, by CASE/FILE pattern; whatever is not named here must be equal.
-# Intervals on a page came from a table of Student's t with four decimals; they are scipy's now.
+# Intervals came from a table of Student's t with four decimals; they are scipy's now.
 # Laws are fitted by scipy: predictions agree to 1e-7 where the minimum is the same, losses at the
 # end of a nested law to 1e-9.
-TOLERANCES: dict[str, float] = {"*.html": 1e-5, "*plan-*.yaml": 1e-5, "*compare*.json": 1e-5}
+TOLERANCES: dict[str, float] = {"*plan-*.yaml": 1e-5, "*compare*.json": 1e-5}
 TOLERANCES |= {"plan-*.losses.csv": 1e-8}
 TOLERANCES |= {
     "*metrics.jsonl": 1e-6,
@@ -55,17 +55,17 @@ DROPPED = frozenset(
 # ... and whole files: versions again, locks, what proxies printed.
 IGNORED = ("env.json", ".lock", "*.log", "*.tmp")
 IGNORED += ("digests.json",)  # of a corpus: sizes and dates of its files; older versions had none
-IGNORED += ("cells.csv", "methods.csv", "*.dot")  # copies of other files that are no longer written
+IGNORED += ("cells.csv", "methods.csv", "*.dot", "*.graphml")  # copies that are no longer written
+IGNORED += ("*.html",)
 # Sums of squared norms are of normalised sketches and in float64 now; float32 underflowed.
 WIDENED = "scope:*/spread*"
 # Tensors of a checkpoint that older versions did not write: updates that were made, the meters.
 ADDED = ("updates", "meters.*")
 NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)")
-DATE = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?")  # also inside sentences of a page
+DATE = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?")
 # Options as name=value in a text, or as keys of what stands for a mixer's options elsewhere.
 OPTIONS = {old: new for rows in RENAMED.values() for old, (new, _) in rows.items() if old != new}
 OPTION = re.compile(rf"\b({'|'.join(OPTIONS)})(?==)")
-DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 
 
 def compare_folders(old: Path, new: Path, case: str, roots: Sequence[Path]) -> tuple[int, str]:
@@ -117,8 +117,6 @@ def _difference(old: Path, new: Path, roots: Sequence[Path], tolerance: float) -
     for root in roots:
         texts = texts[0].replace(str(root), "ROOT"), texts[1].replace(str(root), "ROOT")
     values = [_with_new_names(_values(DATE.sub("DATE", text), old.suffix)) for text in texts]
-    if old.suffix == ".html" and values[0].get("version") != values[1].get("version"):
-        return ""  # they show other things
     if old.name in ("metrics.jsonl", "samples.jsonl"):
         values = _in_both(*values)
     return next(_apart(values[0], values[1], tolerance, ""), "")
@@ -149,9 +147,6 @@ def _values(text: str, suffix: str) -> Any:
         return yaml.safe_load(text)
     if suffix == ".csv":
         return list(csv.DictReader(io.StringIO(text)))
-    if suffix == ".html":
-        found = DATA.search(text)
-        return json.loads(found[1]) if found else text.splitlines()
     # Bits per byte in a row "worst" were those of the source of the worst loss; bars are drawn for
     # the steps that are logged in full, which were all.
     lines = (
