@@ -272,6 +272,8 @@ def verdict_of(runs: Sequence[RunData], comparisons: Sequence[Comparison]) -> st
     losses = {run.name: run.losses["mean"] for run in runs if "mean" in run.losses}
     if not losses:
         return f"{len(runs)} runs, none of them validated yet."
+    if (corpora := len({run.config.data.corpus for run in runs})) > 1:
+        return f"{len(runs)} runs on {corpora} corpora, so their losses cannot be compared."
     unfinished = sum(not run.is_complete for run in runs)
     if len(losses) == len(runs) and not unfinished and len({run.group for run in runs}) == 1:
         over_seeds = mean_estimate([nats.value for nats in losses.values()])

@@ -248,7 +248,7 @@ def health(data: PageData) -> list[PageItem]:
         series = run_series(data, metric)
         if not series:
             continue
-        note = note.format(batch=data.runs[0].config.batches)
+        note = note.format(batch=" or ".join({str(run.config.batches): 0 for run in data.runs}))
         is_share, few = metric.endswith("nmi"), len(series) <= 4
         charts.append(LineChart(title, series, note, zero=is_share, faint=few))
     watched: list[PageItem] = []

@@ -54,6 +54,12 @@ def test_a_run_that_goes_on_is_why_no_claim_is_made(tmp_path):
     assert "selected by hand" not in said
 
 
+def test_losses_on_different_text_are_not_compared(tmp_path):
+    runs = [write_run(tmp_path / name, corpus=name) for name in ("web", "code")]
+    data = page_of(*runs)
+    assert data.verdict == "2 runs on 2 corpora, so their losses cannot be compared."
+
+
 def test_a_run_that_is_given_twice_is_one_run(tmp_path):
     run, other = write_run(tmp_path / "run"), write_run(tmp_path / "other", mixer="uniform")
     found = open_subjects([run, other, tmp_path / "other" / ".." / "run"])
