@@ -131,6 +131,11 @@ class TrainStep:
         """Backward, clip, AdamW, which skips the update of a spike, or once `halted` is set."""
         self.watch.start()
         weight_B, loss_B, signals = self.backward(batch, step)
+        if step == 0 and abs(total := float(weight_B.sum()) - 1) > 1e-3:  # NaN: see `halted`
+            raise ConfigError(
+                f"the weights of {type(self.mixer).__name__} sum to {1 + total:.4g} in step 1, not "
+                "to 1; dograph.testing.check_mixer checks a mixer of your own"
+            )
         norm = clip_gradients(self.parameters, self.config.optim.clip_norm)
         finite = torch.isfinite(loss_B).all() & torch.isfinite(norm)
         self.halted = torch.maximum(self.halted, (~finite).float())

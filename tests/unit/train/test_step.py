@@ -164,6 +164,19 @@ def test_signals_that_no_step_computes_are_refused():
         build_mixer(f"{__name__}:Seer", {})
 
 
+class Unnormalised(ByLoss):
+    def weigh(self, signals):
+        return signals.loss_B
+
+
+def test_weights_that_do_not_sum_to_1_are_refused_before_the_first_update(corpus):
+    step, loader, model = make(corpus, Unnormalised())
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(ConfigError, match=r"weights of Unnormalised sum to .* not to 1"):
+        step(loader.load(0), 0)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
 def test_activation_checkpointing_and_bfloat16_keep_the_loss(corpus):
     plain, loader, _ = make(corpus, Mixer())
     saving, _, model = make(corpus, Mixer())
