@@ -35,7 +35,7 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     allowed = sorted(set(allowed))
     known = {name.casefold(): name for name in allowed}  # "Pile-CC" is like "pile_cc"
     near = difflib.get_close_matches(word.casefold(), known, n=1, cutoff=0.6)
-    return f'did you mean "{known[near[0]]}"?' if near else f"allowed: {', '.join(allowed)}"
+    return f'did you mean "{known[near[0]]}"?' if near else f"allowed: {listed(allowed)}"
 
 
 def require_known(name: str, known: Collection[str], what: str) -> None:

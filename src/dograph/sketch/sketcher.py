@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dograph.choices import CUTTING, MODES, Kind, Mode, mode_conflicts
 from dograph.config import DEFAULT_DIM, Refresh
-from dograph.errors import ConfigError, require_known
+from dograph.errors import ConfigError, listed, require_known
 from dograph.sketch import gradients
 from dograph.sketch.check import CheckedRecord, reached_parameters
 from dograph.sketch.cover import LayerRule, blocks_of, cover, last_linear, output_layer
@@ -61,7 +61,7 @@ class Sketcher:
         projection: Kind = "hashed",
         seed: int = 0,
         refresh: Refresh = "never",
-        exclude: tuple[str, ...] = (),
+        exclude: str | tuple[str, ...] = (),
         top_blocks: int = 4,
         head: nn.Module | None = None,
         rules: Mapping[type[nn.Module], LayerRule] | None = None,
@@ -83,7 +83,7 @@ class Sketcher:
         # Whether the mode fills `.grad` itself; for shards only FSDP2 can, in a second backward.
         self.reduces = mode != "twopass" and not (mode == "head" and self.sharded)
         self._cuts = mode in CUTTING and self.reduces
-        self._exclude, self._given = exclude, rules
+        self._exclude, self._given = (exclude,) if isinstance(exclude, str) else exclude, rules
         self._builder: SketchBuilder
         self._builder_for: tuple[Any, ...] = ()  # dtype, device and number of rules
         self._slots_for: tuple[Any, ...] = ()  # sizes, dtype and device of the open slots
@@ -338,15 +338,15 @@ class Sketcher:
 
     def _require_losses(self, loss_B: Tensor) -> None:
         """Refuse losses that are not those of the recorded samples."""
-        if loss_B.dim() != 1 or len(loss_B) != self._num_samples:
-            raise ConfigError(
-                f"loss_B must have one loss for each of the {self._num_samples} recorded samples, "
-                f'got shape {tuple(loss_B.shape)}; use reduction="none" and average over tokens'
-            )
         if self.mode != "reference" and not any(rule.calls for rule in self.rules):
             raise ConfigError(
                 "no layer was recorded; run the model's forward inside sketcher.record(token_BT) "
                 "with gradients enabled" + (", through the layer of the cut" if self._cuts else "")
+            )
+        if loss_B.dim() != 1 or len(loss_B) != self._num_samples:
+            raise ConfigError(
+                f"loss_B must have one loss for each of the {self._num_samples} recorded samples, "
+                f'got shape {tuple(loss_B.shape)}; use reduction="none" and average over tokens'
             )
 
     def _note_layers(self) -> None:
@@ -368,9 +368,12 @@ class Sketcher:
             logger.warning(
                 "%s: not sketched where used outside a layer that has a rule, %.2g %% of the "
                 "parameters; their gradient is exact, from a second backward, which takes up to a "
-                "third of a step. Sketcher(rules=...) adds rules",
-                ", ".join(self.outside),
+                "third of a step. %s",
+                listed(list(self.outside), 10),
                 100 * sum(self.outside.values()),
+                f"Mode head sketches {self.rules[0].path}; Sketcher(head=LAYER) names another layer"
+                if self.mode == "head"
+                else "Sketcher(rules=...) adds rules",
             )
 
     def _backward(

@@ -210,6 +210,14 @@ def test_excluded_parameters_train_and_stay_out_of_the_sketch(mode):
         }
 
 
+def test_mode_head_names_its_layer_where_others_have_no_sketch():
+    """With a functional tie no layer has the logits, so the cut is at the last linear layer."""
+    (said,) = judged("functional tie", "head").warned
+    assert "Mode head sketches blocks.1." in said
+    assert "and 1" in said
+    assert "Sketcher(head=LAYER)" in said
+
+
 @pytest.mark.parametrize("name", ["nanoGPT", "LitGPT", "transposed Linear", "(B T, D) layers"])
 def test_layers_are_known_by_what_they_compute(name):
     """Nothing of these models is left out of the sketch, whatever its classes are called."""

@@ -204,10 +204,11 @@ def test_excluded_parameters_are_trained(tiny, token_BT, weight_B, mode):
     assert tiny.error(sketch.sketch_BK, others.sketch_BK) < 1e-10
 
 
-def test_names_are_excluded_whole():
+@pytest.mark.parametrize("exclude", ["head", ("head",)])
+def test_names_are_excluded_whole(exclude):
     """`head` does not stand for `header`."""
     model = nn.ModuleDict({"head": nn.Linear(4, 4), "header": nn.Linear(4, 4)})
-    sketcher = Sketcher(model, mode="twopass", dim=16, exclude=("head",))
+    sketcher = Sketcher(model, mode="twopass", dim=16, exclude=exclude)
     assert [rule.path for rule in sketcher.rules] == ["header"]
 
 
