@@ -311,7 +311,7 @@ def skipped_blocks(corpus: Corpus, places: Sequence[str], seq_len: int) -> dict[
         if name not in inputs or not line.isdecimal():
             raise ConfigError(
                 f'data.skip names "{place}"; give INPUT:LINE as `dograph show spikes` prints it, '
-                f"INPUT being one of {corpus.directory}: {did_you_mean(name, inputs)}"
+                f"INPUT being an input of {corpus.directory}: {did_you_mean(name, inputs)}"
             )
         wanted[(inputs.index(name) << 40) + int(line) - 1] = place
     blocks, found = dict[int, np.ndarray](), set[int]()
@@ -342,7 +342,7 @@ def sample_text(corpus: Corpus, ids: SampleIds, row: int, seq_len: int) -> str |
 def sample_place(corpus: Corpus, ids: SampleIds, row: int) -> str:
     """The origin of a sample in words."""
     own = sample_origin(corpus, ids, row)
-    return f"{own['source']} document {own['document']} ({own['input']} line {own['line']})"
+    return f"{own['stratum']} document {own['document']} ({own['input']} line {own['line']})"
 
 
 def sample_origin(corpus: Corpus, ids: SampleIds, row: int) -> dict[str, str | int]:

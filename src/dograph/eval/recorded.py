@@ -177,7 +177,7 @@ def watched_lines(path: Path, skipped: Skipped) -> list[str]:
     rows = deque(read_lines(run.watch_file, watched_row, skipped), maxlen=MOST_WATCHED)
     (corpus, sampler), flagged = replayed(run, skipped), Counter[tuple[str, str]]()
     spikes = [row["step"] for row in rows if row["spike"]]
-    lines = [f"{len(spikes)} spikes; {len(rows)} steps with spikes or unusual samples are recorded"]
+    lines = [f"spikes: {len(spikes)}; steps with a spike or unusual samples: {len(rows)}"]
     for row in rows:
         ids = sampler.draw(row["step"] - 1)
         if row["step"] in spikes[-MOST_SPIKES:]:
@@ -186,7 +186,7 @@ def watched_lines(path: Path, skipped: Skipped) -> list[str]:
             origin = sample_origin(corpus, ids, sample)
             flagged[sample_place(corpus, ids, sample), f"{origin['input']}:{origin['line']}"] += 1
     most = flagged.most_common(MOST_SPIKES)
-    often = [f"  {count} times: {place}" for (place, _), count in most]
+    often = [f"  {count} x {place}" for (place, _), count in most]
     lines += [f"documents flagged most often, above {TIMES:g} medians:", *often]
     skip = json.dumps([name for (_, name), _ in most], ensure_ascii=False)
     return [*lines, f"to train without them: {shlex.quote(f'data.skip={skip}')}"] if most else lines

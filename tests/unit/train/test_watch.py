@@ -202,7 +202,7 @@ def test_spikes_are_shown_with_their_documents(tmp_path, nervous, capsys):
     first = samples_of_step(tmp_path / "run", spike["step"])[spike["samples"][0]["sample"]]
     at = next(i for i, line in enumerate(lines) if line.startswith(f"step {spike['step']}: spike"))
     assert f"{first['source']} document {first['document']} (" in lines[at + 1]
-    flagged = next(line for line in lines if " times: " in line)
+    flagged = next(line for line in lines if line.startswith("  1 x "))
     (setting,) = shlex.split(lines[-1].removeprefix("to train without them: "))
     skip = resolve_config(None, [setting]).data.skip
     assert flagged.endswith("({} line {})".format(*skip[0].rpartition(":")[::2]))
