@@ -121,6 +121,7 @@ def test_an_existing_run_is_refused(corpus, whole):
     assert f"dograph train --resume {whole}" in err
     _, err = run("train", "--resume", str(whole), "optim.lr=1", code=2)
     assert "cannot change when a run is resumed" in err
+    assert f"dograph train --fork {whole} run=NEW optim.lr=1" in err
 
 
 @pytest.mark.slow

@@ -123,7 +123,8 @@ def _resumed(run: Path, settings: list[str]) -> "RunConfig":
         if not any(name == allowed or name.startswith(f"{allowed}.") for allowed in RESUMABLE):
             raise ConfigError(
                 f'"{setting}" cannot change when a run is resumed: its numbers would no longer be '
-                f"those of one run. Allowed: {', '.join(RESUMABLE)}. Otherwise start a new run"
+                f"those of one run. Allowed: {', '.join(RESUMABLE)}. For other changes start a new "
+                f"run from its checkpoint: dograph train --fork {run} run=NEW {setting}"
             )
     changes = merge({}, *(parse_override(setting) for setting in settings))
     return parse_config(merge(values, changes, {"run": str(run)}), str(run), changes)
