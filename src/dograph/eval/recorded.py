@@ -224,7 +224,9 @@ def proposal(path: Path, skipped: Skipped) -> list[str]:
     if not (sizes := [list(pair) for pair in proposed_sizes(points)]):
         return []
     settings = f"'train.batch_size={sizes}' train.reference_batch_size={batches.reference}"
-    return [f"batches of a quarter of it, for another such run: {settings}"]
+    return [
+        f"a quarter of the scale as batch size, at least {LEAST_SIZE}, for such a run: {settings}"
+    ]
 
 
 def read_graph(path: Path, step: int | None, skipped: Skipped | None = None) -> DomainGraph:
