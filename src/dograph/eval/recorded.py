@@ -224,9 +224,7 @@ def proposal(path: Path, skipped: Skipped) -> list[str]:
     if not (sizes := [list(pair) for pair in proposed_sizes(points)]):
         return []
     settings = f"'train.batch_size={sizes}' train.reference_batch_size={batches.reference}"
-    return [
-        f"a quarter of the scale as batch size, at least {LEAST_SIZE}, for such a run: {settings}"
-    ]
+    return [f"a quarter of it, at least {LEAST_SIZE}, as batch size of such a run: {settings}"]
 
 
 def read_graph(path: Path, step: int | None, skipped: Skipped | None = None) -> DomainGraph:
