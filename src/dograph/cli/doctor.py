@@ -131,8 +131,6 @@ def _devices(torch: ModuleType) -> Iterator[Finding]:
             detail += f"bfloat16 {'yes' if has_bf16 else 'no'}"
             remedy = "train with train.dtype=float32"
             yield Finding("machine", f"GPU {index}", has_bf16, detail, remedy)
-    elif torch.backends.mps.is_available():
-        yield Finding("machine", "GPU", True, "Apple GPU through Metal", "")
     elif shutil.which("nvidia-smi"):
         detail = f"torch {torch.__version__} does not see the NVIDIA GPU of this machine"
         remedy = "install a build of torch for your CUDA driver: https://pytorch.org/get-started"

@@ -1,6 +1,5 @@
 """dograph inspect: the domains that a model forms in a corpus, without training."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +40,7 @@ def inspect(
     dograph inspect runs/mine data.corpus=data/mine --toward trusted.jsonl --rows 2048
     """  # noqa: D301
     from dograph.eval.inspect import InspectRequest, inspect_model
-    from dograph.files import write_json
+    from dograph.files import plain, write_json
 
     chosen = console.chosen_settings(settings, SETTINGS)
     if "corpus" not in chosen:
@@ -53,7 +52,7 @@ def inspect(
     with stages("rows") as report:
         inspection = inspect_model(request, report)
     out.mkdir(parents=True, exist_ok=True)
-    write_json(file, asdict(inspection))
+    write_json(file, plain(inspection))
     _print(inspection)
     warn(inspection.notes, "note")
     print(f"results: {out}")
@@ -70,9 +69,6 @@ def _print(result: "Inspection") -> None:
         style = {"title": title, "box": SIMPLE_HEAD, "padding": (0, 1)}
         print_table(columns.split(", "), rows, words, **style)
 
-    def figure(value: float | None) -> str:
-        return "" if value is None else f"{value:.4g}"
-
     counts = [[s, str(count), f"{result.loss_nats[s]:.4f}"] for s, count in result.rows.items()]
     show(f"{result.split} rows of {result.seq_len} tokens", "source, rows, loss nats", counts)
     if result.pairs:
@@ -80,7 +76,7 @@ def _print(result: "Inspection") -> None:
         print(f"told apart: {apart} of {len(result.pairs)} pairs of sources (p <= {LEVEL:g}, Holm)")
         pairs = []
         for pair in result.pairs[:MOST_PAIRS]:
-            sizes = [figure(pair.mmd_squared), figure(pair.separation), f"{pair.p_value:.4f}"]
+            sizes = [f"{pair.mmd_squared:.4g}", f"{pair.separation:.4g}", f"{pair.p_value:.4f}"]
             pairs.append([f"{pair.first} - {pair.second}", *sizes])
         if len(result.pairs) > MOST_PAIRS:
             pairs.append([f"{len(result.pairs) - MOST_PAIRS} more in inspection.json"])

@@ -16,7 +16,7 @@ Shapes: N rows, T tokens, K sketch, M domains, G sources, X tokens of trusted te
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from math import isfinite, sqrt
+from math import sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -76,7 +76,7 @@ class Pair:
     first: str
     second: str
     mmd_squared: float
-    separation: float | None  # MMD^2 over the spread of single samples; None: there is no spread
+    separation: float  # MMD^2 over the spread of single samples; infinite: there is no spread
     p_value: float  # Holm-corrected
 
 
@@ -139,7 +139,7 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
     trusted = TrustedText(request.toward, corpus, blocks) if request.toward else None
     token_NT = torch.from_numpy(np.stack([block.tokens() for block in blocks]))
     loss_N, sketch_NK = sketched(model, token_NT, request, report)
-    helped, extremes = list[GroupHelp](), list[tuple[int, float]]()
+    helped, extremes = list[GroupHelp](), dict[int, float]()
     if trusted is not None:
         _, trusted_LK = sketched(model, trusted.rows(seq_len, request.rows), request, report)
         helped, toward_notes = trusted.groups(sketch_NK, trusted_LK)
@@ -147,17 +147,13 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
     report("comparing sources", 0, 0)
     how = {"num_permutations": max(999, 10 * len(sources) ** 2), "seed": request.seed}
     found = pairwise_mmd(sketch_NK, source_N, len(sources), **how)
-    pairs = []
-    for (g, h), (distance, separation, p_value) in found.items():
-        known = separation if isfinite(separation) else None
-        pairs.append(Pair(sources[g], sources[h], distance, known, p_value))
+    pairs = [Pair(sources[g], sources[h], *own) for (g, h), own in found.items()]
     label_N, nearest = perceived(sketch_NK, request.domains, request.seed)
     nmi, purity = agreement(label_N, source_N, request.domains, len(sources))
     domains = partition(sketch_NK, label_N, request.domains)
     count_G = torch.bincount(source_N)
     mean_G = torch.bincount(source_N, weights=loss_N.double()) / count_G
-    places = [*nearest, *(n for n, _ in extremes)]
-    row_of = {n: ShownRow.of(corpus, blocks[n], int(label_N[n])) for n in places}
+    row_of = {n: ShownRow.of(corpus, blocks[n], int(label_N[n])) for n in (*nearest, *extremes)}
     return Inspection(
         model=request.model,
         corpus=str(corpus.directory),
@@ -165,14 +161,14 @@ def inspect_model(request: InspectRequest, report: Report = lambda *_: None) -> 
         seq_len=seq_len,
         rows=dict(zip(sources, count_G.tolist(), strict=True)),
         loss_nats=dict(zip(sources, mean_G.tolist(), strict=True)),
-        pairs=sorted(pairs, key=lambda pair: -(pair.separation or 0.0)),  # farthest apart first
+        pairs=sorted(pairs, key=lambda pair: -pair.separation),  # farthest apart first
         nmi=float(nmi),
         purity=float(purity),
         graph=build_graph(domains, None, label_N, source_N, sources, step=0),
         examples=[row_of[n] for n in nearest],
         notes=[*notes, *row_notes],
         toward=helped,
-        scored=[replace(row_of[n], score=score) for n, score in extremes],
+        scored=[replace(row_of[n], score=score) for n, score in extremes.items()],
     )
 
 
@@ -289,10 +285,10 @@ class TrustedText:
         chosen = np.linspace(0, number - 1, min(most, number)).round().astype(int)
         return self.token_X[: number * seq_len].view(number, seq_len)[chosen]
 
-    def extremes(self) -> list[tuple[int, float]]:
+    def extremes(self) -> dict[int, float]:
         """The rows with the highest and the lowest text scores, and these scores."""
         order = np.argsort(-self.score_N, kind="stable").tolist()
-        return [(n, float(self.score_N[n])) for n in order[:LISTED] + order[LISTED:][-LISTED:]]
+        return {n: float(self.score_N[n]) for n in order[:LISTED] + order[LISTED:][-LISTED:]}
 
     def groups(self, sketch_NK: Tensor, trusted_LK: Tensor) -> tuple[list[GroupHelp], list[str]]:
         """Sources, then strata, most helpful first, and notes for the reader."""
