@@ -84,12 +84,16 @@ def test_the_table_has_a_row_for_each(measured):
 
 
 @pytest.mark.slow
-def test_micro_batches_of_a_llama(tmp_path):
+@pytest.mark.parametrize(
+    ("accumulation", "last"), [((), "backward"), (("sketch.accumulation=lagged",), "deferred")]
+)
+def test_micro_batches_of_a_llama(tmp_path, accumulation, last):
+    """As in a run: two sweeps, unless another accumulation is set."""
     out = tmp_path / "b.json"
-    arguments = [*SMALL, *PARTS, "mixer.recipe=safe"]
+    arguments = [*SMALL, *PARTS, "mixer.recipe=safe", *accumulation]
     invoke(*arguments, "--modes", "head", "--out", str(out))
     arms = json.loads(out.read_text())["arms"]
-    assert list(arms["head"]["parts_ms"]) == ["forward", "sketch", "weigh", "deferred", "update"]
+    assert list(arms["head"]["parts_ms"]) == ["forward", "sketch", "weigh", last, "update"]
     assert arms["head"]["warmup_steps"] == 12
 
 
