@@ -95,7 +95,7 @@ def _print(result: "Inspection") -> None:
         for own in result.toward:
             sizes = [f"{own.help:+.3f}", own.interval.text("+.3f"), f"{own.text_score:+.3f}"]
             groups.append([own.name, str(own.rows), *sizes])
-        title = "help for the trusted text: 1 is as much as itself, with 95 % intervals"
+        title = "help for the trusted text: 1 is that of its own rows, with 95 % intervals"
         show(title, "source, rows, help, interval, text score", groups)
         rows = [[r.stratum, str(r.document), f"{r.score:+.3f}", str(r.text)] for r in result.scored]
         show("rows most and least like it", "source, document, text score, text", rows)

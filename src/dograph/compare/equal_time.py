@@ -52,8 +52,8 @@ def with_longer_runs(ask: Ask) -> Ask:
         return ask
     baseline = ask.methods[0]
     longer = [replace(baseline, label=f"{baseline.label}-x{x:g}", length=x) for x in LENGTHS]
-    for label in {own.label for own in longer} & {method.label for method in ask.methods}:
-        raise ConfigError(f"{label} is a longer run of {baseline.label}; choose another label")
+    if taken := {own.label for own in longer} & {method.label for method in ask.methods}:
+        raise ConfigError(f"{min(taken)} is a longer run of {baseline.label}; choose another label")
     return replace(ask, methods=(*ask.methods, *longer))
 
 

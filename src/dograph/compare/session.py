@@ -34,7 +34,7 @@ def run_compare(ask: Ask, pool: Pool, say: Say, *, shares_folder: bool = False) 
     A plan or cell that fails is named in the findings, and all others are trained. A shared folder
     may hold more methods and seeds; compare.json has those of the newest request.
     """
-    # Before the folder is made, so that a corrected command may use it.
+    # These refuse what is wrong before the folder is made, so that a corrected command may use it.
     trials = equal_time.tuning(ask) if ask.rates else None
     equal_time.with_longer_runs(ask)
     corpus = open_corpus(ask, say)

@@ -69,9 +69,8 @@ def _nll(logits, target, nll, norm, V, vocab, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     wanted = tl.load(target + token)
     logits += token * V
-    largest = tl.full(
-        (), -3.4028234663852886e38, tl.float32
-    )  # -inf would make NaN of a masked block
+    # The lowest float32: from -inf a block of masked logits would make NaN.
+    largest = tl.full((), -3.4028234663852886e38, tl.float32)
     total = tl.zeros((), tl.float32)
     for start in range(0, vocab, BLOCK):
         place = start + tl.arange(0, BLOCK)

@@ -10,8 +10,8 @@ Algorithm 1 of the paper, on the batch of one step (`TrainStep.backward` is the 
 
 Other mixers need less. For all of them weight_B >= 0 sums to 1 over the *world batch* (every rank
 and micro-batch of the step) and the loss is sum(weight * loss), with no further division by the
-number of micro-batches or ranks. Nothing here waits for the device. `strategy_of` chooses the order
-of forward, weighing and backward when a step has several micro-batches.
+number of micro-batches or ranks. After the first step nothing here waits for the device.
+`strategy_of` chooses the order of forward, weighing and backward of several micro-batches.
 
 Shapes: B samples of the world batch, b those of a micro-batch, T tokens, K sketch.
 """
@@ -131,7 +131,8 @@ class TrainStep:
         """Backward, clip, AdamW, which skips the update of a spike, or once `halted` is set."""
         self.watch.start()
         weight_B, loss_B, signals = self.backward(batch, step)
-        if step == 0 and abs(total := float(weight_B.sum()) - 1) > 1e-3:  # NaN: see `halted`
+        # Once, since it waits for the device; a sum of NaN passes, and `halted` stops the run.
+        if step == 0 and abs(total := float(weight_B.sum()) - 1) > 1e-3:
             raise ConfigError(
                 f"the weights of {type(self.mixer).__name__} sum to {1 + total:.4g} in step 1, not "
                 "to 1; dograph.testing.check_mixer checks a mixer of your own"
