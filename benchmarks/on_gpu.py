@@ -83,9 +83,9 @@ def commands(
         file = str((out / "solve").resolve())
         yield "solve", [python, "-m", "benchmarks.solve", "--device", "cuda", "--name", file]
     if part == "worth":
-        own = [*RUN, "train.steps=700", f"data.corpus={corpus}", "--mixers", ",".join(ARMS)]
-        rates = ["--match", "time", "--rates", "5e-4,1e-3,2e-3"]
-        tune = ["--tune", "seed=0", "--tune", "train.steps=400"]
+        own = [*RUN, "train.steps=400", f"data.corpus={corpus}", "--mixers", ",".join(ARMS)]
+        rates = ["--match", "time", "--rates", "7e-4,1e-3,1.4e-3"]
+        tune = ["--tune", "seed=0", "--tune", "train.steps=250"]
         folder = ["--seeds", "10,11,12,13,14", "--workers", WORKERS, "--out", str(out / "worth")]
         yield "worth", [*dograph, "compare", *own, *rates, *tune, *folder]
     if part == "online":
