@@ -17,11 +17,7 @@ OBJECTIVES = ("paper", "variance", "robust", "alignment", "precision")
 NUM_DOMAINS = ("m=7", "m=9", "paper", "m=13", "m=15")
 SCOPES = ("paper", "batch, spherical", "epoch", "epoch, spherical", "stream, spherical")
 TRIED = ("plain", "inverse-norm", "precision", *CANDIDATES)
-PRICES = {  # files with the price of a mode in a run
-    "full": "bench-mini-run-before-h200.json",
-    "topdown": "bench-mini-run-h200.json",
-    "head": "bench-mini-run-h200.json",
-}
+PRICES = "weights-mini-h200.json"  # modes full and head beside plain training, in a run
 FIGURES = {
     "separation": "separation [95 %]",
     "separation_directions": "of directions [95 %]",
@@ -136,11 +132,8 @@ def worth(cells: Cells) -> list[str]:
             )
             factor = f"{mean:.3f} [{least:.3f}, {most:.3f}]"
             rows.append([arm, table, str(len(pairs)), told.text("+.4f", " "), factor])
-    prices = []
-    for mode, file in PRICES.items():
-        arm = json.loads((RESULTS / file).read_text())["arms"][mode]
-        old = " (before the last speed-up)" if "before" in file else ""
-        prices.append(f"{mode} {arm['run']['ratio']['median']:.3f}{old}")
+    ratios = json.loads((RESULTS / PRICES).read_text())["prices"]
+    prices = [f"{mode} {mean_estimate(ratios[mode]).text('.3f', ' ')}" for mode in ("full", "head")]
     return [
         "## What the gains are worth in steps",
         "",
@@ -153,9 +146,9 @@ def worth(cells: Cells) -> list[str]:
         "",
         f"A step costs in a run, over a plain one ([cost](cost.md)): {', '.join(prices)}.",
         "These rows were run in `full`: **at equal time they do not win**, since the gain is worth",
-        "fewer steps than it costs. In `head` they might, if most of the gain is kept; that was",
-        "not measured with these seeds. All of this is an estimate, from two lengths with",
-        "different seeds and prices of other runs; `dograph compare --match time` measures it.",
+        "fewer steps than it costs. All of this is an estimate, from two lengths with different",
+        "seeds and prices of other runs; `dograph compare --match time` measures it, and",
+        "[the log](log.md) has its first three seeds: `full` above plain at equal time, `head` below.",
         "",
     ]
 
