@@ -147,8 +147,8 @@ def worth(cells: Cells) -> list[str]:
         f"A step costs in a run, over a plain one ([cost](cost.md)): {', '.join(prices)}.",
         "These rows were run in `full`: **at equal time they do not win**, since the gain is worth",
         "fewer steps than it costs. All of this is an estimate, from two lengths with different",
-        "seeds and prices of other runs; `dograph compare --match time` measures it, and",
-        "[the log](log.md) has its first three seeds: `full` above plain at equal time, `head` below.",
+        "seeds and prices of other runs; `dograph compare --match time` measures it, and the first",
+        "three seeds of that are in [the log](log.md): `full` above plain, `head` below.",
         "",
     ]
 
