@@ -37,13 +37,15 @@ def changed(entries, value, *, seed=0):
     return quadratic_MM, linear_M, present_M
 
 
-PROBLEMS = {  # blocks have room for the domains and two more: 14 fit into 16, 17 do not
+PROBLEMS = {  # blocks have room for the domains and two more: 14 fit into 16, 17 do not; 64 have 64
     "one domain": lambda: problem(1, 0),
     "two": lambda: problem(2, 1),
     "three": lambda: problem(3, 5),
     "eleven": lambda: problem(11, 2),
     "some absent": lambda: problem(6, 9, absent=2),
     "many": lambda: problem(17, 6, rank=5),
+    "sixty-two": lambda: problem(62, 13),
+    "sixty-four": lambda: problem(64, 14, absent=3),
     "float32": lambda: problem(6, 3, dtype=torch.float32),
     "rank 1": lambda: problem(5, 7, rank=1),
     "rank 2, no slope": lambda: problem(6, 8, rank=2, slope=0.0),
@@ -64,6 +66,7 @@ PROBLEMS = {  # blocks have room for the domains and two more: 14 fit into 16, 1
 
 ALIGNED = {
     "alike": lambda: problem(5, 20, rank=2)[0] + 1,
+    "sixty-four": lambda: problem(64, 22)[0] + 3,
     "apart": lambda: torch.eye(4, dtype=torch.float64),
     "opposed": lambda: torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64),
     "zero": lambda: torch.zeros(3, 3),

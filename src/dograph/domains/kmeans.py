@@ -3,13 +3,13 @@
 Shapes: B samples, K sketch, M domains, R restarts, L trial seeds.
 
 Products are in float64, so that a TF32 setting cannot round the differences in distances. Ties go
-to the lowest index, as with argmin and argmax. On a GPU the restarts are one kernel
-(dograph.kernels.kmeans); more than 128 samples, and batches on a CPU, use the code here.
+to the lowest index, as with argmin and argmax. On a GPU the restarts are a kernel
+(dograph.kernels.kmeans); more than 1024 samples, and batches on a CPU, use the code here.
 """
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,12 +21,15 @@ from dograph.kernels import Space, usable
 from dograph.rng import key64
 from dograph.types import Domains
 
+if TYPE_CHECKING:
+    from dograph.kernels.gram import Sorted
+
 ITERATIONS = 20  # of Lloyd's algorithm, which rarely needs ten
 REFILL_EVERY = 5  # iterations between checks for empty domains; the last one checks
 SAME = 1e-13  # squared distances below this fraction of the points' squares are rounding errors
 SMALLEST_NORM = 1e-20  # of a sketch that has a direction: squares of float32 end at 1e-45
 RATIO = 0.6180339887498949  # golden ratio: its multiples modulo 1 are spread evenly
-MOST_SAMPLES, MOST_DOMAINS = 128, 32  # of the kernels, which hold the Gram in registers
+MOST_SAMPLES, MOST_DOMAINS = 1024, 64  # of the kernels
 
 
 class Clustering(NamedTuple):
@@ -54,11 +57,29 @@ def _in_order_of_value(point_BK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Samples sorted by a number computed from their entries; not finite ones set to 0 and last."""
     finite_B = torch.isfinite(point_BK.square().sum(dim=1))
     point_BK = torch.where(finite_B[:, None], point_BK, 0.0)
-    place_K = torch.arange(1, point_BK.shape[1] + 1, dtype=torch.float64, device=point_BK.device)
-    place_K = (place_K * RATIO).frac() - 0.5
-    key_B = torch.where(finite_B, (point_BK * place_K).sum(dim=1), torch.inf)
+    key_B = torch.where(finite_B, (point_BK * _places(point_BK)).sum(dim=1), torch.inf)
     order_B = key_B.argsort(stable=True)
     return order_B, point_BK[order_B], finite_B[order_B]
+
+
+def _places(point_BK: Tensor) -> Tensor:
+    place_K = torch.arange(1, point_BK.shape[1] + 1, dtype=torch.float64, device=point_BK.device)
+    return (place_K * RATIO).frac() - 0.5
+
+
+def _sorted_space(point_BK: Tensor, normalise: bool) -> "Sorted":
+    """The same and the space, for kernels: one program if it can hold the Gram, or a product."""
+    from dograph.kernels.gram import IN_REGISTERS, Sorted, sorted_space
+
+    if len(point_BK) <= IN_REGISTERS:
+        return sorted_space(point_BK, normalise, SAME, RATIO)
+    point_BK = point_BK.double()
+    raw_BB = point_BK @ point_BK.T
+    finite_B = raw_BB.diagonal() < torch.inf
+    order_B = torch.where(finite_B, point_BK @ _places(point_BK), torch.inf).argsort(stable=True)
+    raw_BB, finite_B = raw_BB[order_B[:, None], order_B], finite_B[order_B]
+    raw_BB = torch.where(finite_B[:, None] & finite_B, raw_BB, 0.0)
+    return Sorted(order_B, raw_BB, finite_B.double(), _space(raw_BB, finite_B, normalise))
 
 
 def _space(raw_BB: Tensor, finite_B: Tensor, normalise: bool) -> Space:
@@ -213,13 +234,12 @@ class KMeans:
         return Clustering(label_B, inertia_R.amin().to(dtype))
 
     def domains(self, sketch_BK: Tensor, step: int) -> Domains:
-        """`partition` by the labels of `__call__`; on a GPU four kernels, one sum and one draw."""
+        """`partition` by the labels of `__call__`; six launches on a GPU for up to 128 samples."""
         if not fits_kernel(sketch_BK, self.num_domains):
             return partition(sketch_BK, self(sketch_BK, step), self.num_domains)
-        from dograph.kernels.gram import sorted_space
         from dograph.kernels.partition import domains_by_kernel
 
-        batch = sorted_space(sketch_BK.detach(), self.normalise, SAME, RATIO)
+        batch = _sorted_space(sketch_BK.detach(), self.normalise)
         size, generator = len(sketch_BK), self._generator(step, sketch_BK.device)
         race_MRLB = races(size, self._number(size), self.restarts, generator)
         label_RB, inertia_R = _restarted(batch.space, race_MRLB, self.iterations)

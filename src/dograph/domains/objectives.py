@@ -29,7 +29,7 @@ NEAREST = 1e-5  # or by the gap, but not by less than this: no weight may round 
 OUT_OF_REACH = 8.0  # a slope so far above the least one that the domain's weight is 0
 RIDGE = 1e-6  # added curvature: a Gram rounded to float32 is indefinite by nearly this much
 NEGLIGIBLE = 1e-9  # a weight below this is a zero that the interior-point method came close to
-MOST_DOMAINS = 32  # of the kernel, whose matrices lie in registers
+MOST_DOMAINS = 64  # of the kernel, whose matrices lie in registers
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dograph.kernels import Space, launch, power_of_two
 
+IN_REGISTERS = 128  # samples of which one program holds the Gram
 _PARTS = 128  # about as many programs as a GPU has multiprocessors
 
 

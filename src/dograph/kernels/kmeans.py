@@ -1,9 +1,10 @@
-"""Triton: K-means with one program per restart, in float64.
+"""Triton: K-means with one program per restart, in float64; several for the largest batches.
 
 The twin is `_restarted` of dograph.domains.kmeans, which has the formulas. A restart stops when
-its labels no longer change: further iterations would not change them either.
+its labels no longer change: further iterations would not change them either. The Gram is read at
+every iteration, by rows sorted by domain.
 
-Shapes: B samples, M domains, R restarts, L trial seeds; PB, PM, PL are powers of two.
+Shapes: B samples, M domains, R restarts, L trial seeds; PB, PM, PL are powers of two; C columns.
 """
 
 import torch
@@ -22,70 +23,41 @@ def restarts_by_kernel(
     label_RB = torch.empty(restarts, size, dtype=torch.int64, device=race_MRLB.device)
     inertia_R = space.gram_BB.new_empty(restarts)
     side = power_of_two(size, 32)  # Triton 3.6 fails on some kernels of 16 rows
-    launch(
-        _restart,
-        (restarts,),
-        *(space.gram_BB, space.weight_B, space.rounding_B, race_MRLB, label_RB, inertia_R, size),
-        M=num_domains,
-        L=num_trials,
-        ITERATIONS=iterations,
-        REFILL_EVERY=refill_every,
-        SPHERICAL=space.spherical,
-        PB=side,
-        PM=power_of_two(num_domains, 2),
-        PL=power_of_two(num_trials, 2),
-        warps=16 if side > 64 else 8 if side > 32 else 4,
-    )
+    given = [space.gram_BB, space.weight_B, space.rounding_B, race_MRLB, label_RB, inertia_R, size]
+    constants = {
+        "M": num_domains,
+        "L": num_trials,
+        "ITERATIONS": iterations,
+        "REFILL_EVERY": refill_every,
+        "SPHERICAL": space.spherical,
+        "PB": side,
+        "PM": power_of_two(num_domains, 32),
+        "PL": power_of_two(num_trials, 2),
+        "warps": 16 if side > 64 else 8 if side > 32 else 4,
+    }
+    # One launch for all iterations, or one for each where a restart is several programs.
+    parts = 1 if side <= 256 and num_domains <= 32 else 8
+    label_2RB = label_RB.new_empty(2, restarts, size, dtype=torch.int32)
+    cross_2RMB = inertia_R.new_empty(2, restarts, num_domains, size)
+    sorted_RGP = label_2RB.new_empty(restarts, parts, side)
+    state_R = label_2RB.new_full((restarts,), iterations)
+    given += [label_2RB, cross_2RMB, sorted_RGP, state_R]
+    constants["C"] = side // parts
+    for step in range(0, iterations + 2, iterations + 2 if parts == 1 else 1):
+        steps = (max(step, 1), iterations + 2 if parts == 1 else step + 1)
+        launch(_steps, (restarts, parts), *given, *steps, SEEDS=step == 0, **constants)
     return label_RB, inertia_R
 
 
 @triton.jit
-def _restart(
-    gram,
-    weight,
-    rounding,
-    race,
-    label,
-    inertia,
-    B,
-    M: tl.constexpr,
-    L: tl.constexpr,
-    ITERATIONS: tl.constexpr,
-    REFILL_EVERY: tl.constexpr,
-    SPHERICAL: tl.constexpr,
-    PB: tl.constexpr,
-    PM: tl.constexpr,
-    PL: tl.constexpr,
-):
-    restart = tl.program_id(0)
+def _known(gram, weight, rounding, B, PB: tl.constexpr):
+    """Which places hold samples, which of these have a direction, rounding errors and squares."""
     sample = tl.arange(0, PB)
     inside = sample < B
     shapes = tl.load(weight + sample, mask=inside, other=0.0) > 0
     rounding_B = tl.load(rounding + sample, mask=inside, other=0.0)
     square_B = tl.load(gram + sample * (B + 1), mask=inside, other=0.0)
-    race += restart * L * B
-    label_B = _plus_plus(gram, rounding, race, square_B, rounding_B, shapes, B, M, L, PB, PL)
-    gram_BB = tl.load(
-        gram + sample[:, None] * B + sample[None, :],
-        mask=inside[:, None] & inside[None, :],
-        other=0.0,
-    )
-    moving = tl.full((), 1, tl.int32)
-    for step in range(ITERATIONS):
-        if moving != 0:
-            nearest_B, score_B, _own_B, num_empty = _compare(
-                gram_BB, shapes, label_B, M, SPHERICAL, PB
-            )
-            changed = tl.sum((inside & (nearest_B != label_B)).to(tl.int32), axis=0)
-            moving = tl.where((changed == 0) & (num_empty == 0), 0, 1).to(tl.int32)
-            label_B = nearest_B
-            if (ITERATIONS - 1 - step) % REFILL_EVERY == 0:
-                own_B = _distances(score_B, square_B, rounding_B, shapes)
-                label_B = _fill_empty(label_B, own_B, shapes, M, PB, PM)
-    _nearest_B, _best_B, last_B, _empty = _compare(gram_BB, shapes, label_B, M, SPHERICAL, PB)
-    own_B = _distances(last_B, square_B, rounding_B, shapes)
-    tl.store(inertia + restart, tl.sum(own_B, axis=0))
-    tl.store(label + restart * B + sample, label_B.to(tl.int64), mask=inside)
+    return inside, shapes, rounding_B, square_B
 
 
 @triton.jit
@@ -132,34 +104,6 @@ def _plus_plus(
 
 
 @triton.jit
-def _compare(gram_BB, shapes, label_B, M: tl.constexpr, SPHERICAL: tl.constexpr, PB: tl.constexpr):
-    """The nearest centroid, its score, the score of the sample's own, the number of empty ones."""
-    infinity = float("inf")
-    member_B = tl.where(shapes, label_B, -1)
-    member_B1 = member_B[:, None]
-    nearest_B = tl.zeros((PB,), tl.int32)
-    best_B = tl.full((PB,), infinity, tl.float64)
-    own_B = tl.zeros((PB,), tl.float64)
-    num_empty = tl.full((), 0, tl.int32)
-    for domain in range(M):
-        count = tl.sum((member_B == domain).to(tl.int32), axis=0)
-        share = 1.0 / tl.where(count > 1, count, 1).to(tl.float64)
-        cross_B = tl.sum(tl.where(member_B1 == domain, gram_BB, 0.0), axis=0) * share
-        square = tl.sum(tl.where(member_B == domain, cross_B, 0.0), axis=0) * share
-        if SPHERICAL:
-            norm = tl.sqrt(tl.where(square > 0, square, 0.0))
-            score_B = 1 - 2 * cross_B / tl.where(norm == 0, 1.0, norm)
-        else:
-            score_B = square - 2 * cross_B
-        score_B = tl.where(count == 0, infinity, score_B)
-        num_empty += (count == 0).to(tl.int32)
-        nearest_B = tl.where(score_B < best_B, domain, nearest_B)
-        best_B = tl.where(score_B < best_B, score_B, best_B)
-        own_B = tl.where(label_B == domain, score_B, own_B)
-    return nearest_B, best_B, own_B, num_empty
-
-
-@triton.jit
 def _distances(score_B, square_B, rounding_B, shapes):
     own_B = score_B + square_B
     return tl.where(shapes & (own_B > rounding_B), own_B, 0.0)
@@ -169,18 +113,153 @@ def _distances(score_B, square_B, rounding_B, shapes):
 def _fill_empty(label_B, own_B, shapes, M: tl.constexpr, PB: tl.constexpr, PM: tl.constexpr):
     """The k-th empty domain takes the k-th farthest sample, unless it lies on its centroid."""
     sample = tl.arange(0, PB)
-    domain = tl.arange(0, PM)
-    member_BM = (label_B[:, None] == domain[None, :]) & shapes[:, None]
-    empty_M = (tl.sum(member_BM.to(tl.int32), axis=0) == 0) & (domain < M)
+    index_M = tl.arange(0, PM)
+    member_BM = (label_B[:, None] == index_M[None, :]) & shapes[:, None]
+    empty_M = (tl.sum(member_BM.to(tl.int32), axis=0) == 0) & (index_M < M)
     num_empty = tl.sum(empty_M.to(tl.int32), axis=0)
     if num_empty > 0:
-        farther = (own_B[None, :] > own_B[:, None]) | (
-            (own_B[None, :] == own_B[:, None]) & (sample[None, :] < sample[:, None])
-        )
-        place_B = tl.sum(farther.to(tl.int32), axis=1)
-        turn_M = tl.cumsum(empty_M.to(tl.int32), axis=0) - 1
-        takes_BM = (place_B[:, None] == turn_M[None, :]) & empty_M[None, :]
-        takes_BM = takes_BM & (own_B > 0)[:, None]
-        taken_B = tl.sum(tl.where(takes_BM, domain[None, :] + 1, 0), axis=1)
-        label_B = tl.where(taken_B > 0, taken_B - 1, label_B)
+        filled_B, left_B = label_B, own_B
+        for domain in range(M):
+            if tl.sum(tl.where(index_M == domain, empty_M.to(tl.int32), 0), axis=0) > 0:
+                here_B = sample == tl.argmax(left_B, axis=0)
+                filled_B = tl.where(here_B & (own_B > 0), domain, filled_B)
+                left_B = tl.where(here_B, -1.0, left_B)
+        label_B = filled_B
     return label_B
+
+
+@triton.jit(do_not_specialize=["first", "last"])
+def _steps(
+    gram,
+    weight,
+    rounding,
+    race,
+    result,
+    inertia,
+    B,
+    label,
+    cross,
+    order,
+    state,
+    first,
+    last,
+    M: tl.constexpr,
+    L: tl.constexpr,
+    ITERATIONS: tl.constexpr,
+    REFILL_EVERY: tl.constexpr,
+    SPHERICAL: tl.constexpr,
+    PB: tl.constexpr,
+    PM: tl.constexpr,
+    PL: tl.constexpr,
+    C: tl.constexpr,
+    SEEDS: tl.constexpr,
+):
+    """Lloyd's steps on sums of the step before; one beyond the last is for the inertia."""
+    restart, sample = tl.program_id(0), tl.arange(0, PB)
+    inside, shapes, rounding_B, square_B = _known(gram, weight, rounding, B, PB)
+    order += (restart * tl.num_programs(1) + tl.program_id(1)) * PB
+    count = tl.num_programs(0)
+    if SEEDS:
+        race += restart * L * B
+        seed_B = _plus_plus(gram, rounding, race, square_B, rounding_B, shapes, B, M, L, PB, PL)
+        tl.store(label + restart * B + sample, seed_B, mask=inside)
+        _sums(gram, cross + restart * M * B, order, seed_B, shapes, B, M, PM, PB, C)
+    for step in range(first, last):
+        tl.debug_barrier()  # what some threads stored others load
+        final = tl.load(state + restart)  # the step whose labels stay, once that is known
+        place = (step % 2) * count + restart  # alternates: other programs still read the last one
+        if (step <= final) | (step > ITERATIONS):
+            before = (tl.minimum(step - 1, final) % 2) * count + restart
+            label_B = tl.load(label + before * B + sample, mask=inside, other=0)
+            nearest_B, best_B, own_B, num_empty = _compare(
+                cross + before * M * B, shapes, label_B, B, M, SPHERICAL, PM, PB
+            )
+            changed = tl.sum((inside & (nearest_B != label_B)).to(tl.int32), axis=0)
+            if step > ITERATIONS:
+                own_B = _distances(own_B, square_B, rounding_B, shapes)
+                tl.store(inertia + restart, tl.sum(own_B, axis=0))
+                tl.store(result + restart * B + sample, label_B.to(tl.int64), mask=inside)
+            elif changed + num_empty == 0:
+                tl.store(state + restart, step - 1)
+            else:
+                if (ITERATIONS - step) % REFILL_EVERY == 0:
+                    own_B = _distances(best_B, square_B, rounding_B, shapes)
+                    nearest_B = _fill_empty(nearest_B, own_B, shapes, M, PB, PM)
+                tl.store(label + place * B + sample, nearest_B, mask=inside)
+                _sums(gram, cross + place * M * B, order, nearest_B, shapes, B, M, PM, PB, C)
+
+
+@triton.jit
+def _sums(
+    gram,
+    out,
+    order,
+    label_B,
+    shapes,
+    B,
+    M: tl.constexpr,
+    PM: tl.constexpr,
+    PB: tl.constexpr,
+    C: tl.constexpr,
+):
+    """The sum of each domain's rows, in these columns: rows by domain, 32 at a time."""
+    sample = tl.arange(0, PB)
+    tl.store(order + sample, tl.sort(tl.where(shapes, label_B, M) * PB + sample))
+    tl.debug_barrier()  # what some threads stored others load
+    col = tl.program_id(1) * C + tl.arange(0, C)
+    index_M = tl.arange(0, PM)
+    sum_MC = tl.zeros((PM, C), tl.float64)
+    for start in range(0, B, 32):
+        key = tl.load(order + start + tl.arange(0, 32))
+        member, row = key // PB, key % PB
+        whole = (member < M)[:, None] & (col < B)[None, :]
+        tile = tl.load(gram + row[:, None] * B + col[None, :], mask=whole, other=0.0)
+        past = tl.minimum(tl.max(member, axis=0) + 1, M)
+        for domain in range(tl.min(member, axis=0), past):
+            sum_C = tl.sum(tl.where((member == domain)[:, None], tile, 0.0), axis=0)
+            sum_MC += tl.where((index_M == domain)[:, None], sum_C[None, :], 0.0)
+    inside = (index_M < M)[:, None] & (col < B)[None, :]
+    tl.store(out + index_M[:, None] * B + col[None, :], sum_MC, mask=inside)
+
+
+@triton.jit
+def _compare(
+    cross,
+    shapes,
+    label_B,
+    B,
+    M: tl.constexpr,
+    SPHERICAL: tl.constexpr,
+    PM: tl.constexpr,
+    PB: tl.constexpr,
+):
+    """The nearest centroid, its score, the score of the own, the number of empty domains."""
+    DEEP: tl.constexpr = PM if PM * PB < 16384 else 16384 // PB
+    infinity = float("inf")
+    sample = tl.arange(0, PB)
+    nearest_B = tl.zeros((PB,), tl.int32)
+    best_B = tl.full((PB,), infinity, tl.float64)
+    own_B = tl.zeros((PB,), tl.float64)
+    num_empty = tl.full((), 0, tl.int32)
+    for start in range(0, M, DEEP):
+        domain = start + tl.arange(0, DEEP)
+        whole = (domain < M)[:, None] & (sample < B)[None, :]
+        cross_MB = tl.load(cross + domain[:, None] * B + sample[None, :], mask=whole, other=0.0)
+        labelled_MB = label_B[None, :] == domain[:, None]
+        member_MB = labelled_MB & shapes[None, :]
+        count_M = tl.sum(member_MB.to(tl.int32), axis=1)
+        share_M = 1.0 / tl.where(count_M > 1, count_M, 1).to(tl.float64)
+        cross_MB = cross_MB * share_M[:, None]
+        square_M = tl.sum(tl.where(member_MB, cross_MB, 0.0), axis=1) * share_M
+        if SPHERICAL:
+            norm_M = tl.sqrt(tl.where(square_M > 0, square_M, 0.0))
+            score_MB = 1 - 2 * cross_MB / tl.where(norm_M == 0, 1.0, norm_M)[:, None]
+        else:
+            score_MB = square_M[:, None] - 2 * cross_MB
+        score_MB = tl.where((count_M == 0)[:, None], infinity, score_MB)
+        num_empty += tl.sum(((count_M == 0) & (domain < M)).to(tl.int32), axis=0)
+        least_B = tl.min(score_MB, axis=0)
+        nearest_B = tl.where(least_B < best_B, start + tl.argmin(score_MB, axis=0), nearest_B)
+        best_B = tl.where(least_B < best_B, least_B, best_B)
+        own_B += tl.sum(tl.where(labelled_MB, score_MB, 0.0), axis=0)
+    return nearest_B, best_B, own_B, num_empty

@@ -3,9 +3,9 @@
 The twin is `solve_qp`, which has the formulas. The block is padded to a power of two; weights and
 multipliers of the padding are held at 0 and 1 and have no effect. Each linear system is I + DCD
 with C positive semidefinite, so Gauss-Jordan elimination needs no pivoting; its two right-hand
-sides are two of the padded columns.
+sides are two of the padded columns, or apart where 63 or 64 domains leave no room.
 
-Shapes: M domains; P is a power of two, at least M + 2.
+Shapes: M domains; P is a power of two, at least M.
 """
 
 import torch
@@ -23,7 +23,7 @@ def solve_qp_by_kernel(
     num_domains = len(linear_M)
     weight_M = torch.empty_like(linear_M, dtype=torch.float64)
     # Triton 3.6 miscompiles a block of 8: weights of six domains were off by up to 1e-2.
-    side = power_of_two(num_domains + 2, 16)
+    side = min(power_of_two(num_domains + 2, 16), 64)
     launch(
         _solve,
         (1,),
@@ -131,16 +131,22 @@ def _solved(curvature_PP, root_P, towards_P, M: tl.constexpr, P: tl.constexpr):
     row_P1, col_1P = row[:, None], row[None, :]
     system_PP = curvature_PP * root_P[:, None] * root_P[None, :]
     system_PP = tl.where(row_P1 == col_1P, system_PP + 1, system_PP)
-    system_PP = tl.where(col_1P == M, towards_P[:, None], system_PP)
-    system_PP = tl.where(col_1P == M + 1, root_P[:, None], system_PP)
+    apart: tl.constexpr = M + 2 > P
+    if not apart:
+        system_PP = tl.where(col_1P == M, towards_P[:, None], system_PP)
+        system_PP = tl.where(col_1P == M + 1, root_P[:, None], system_PP)
     for k in range(M):
         pivot_row_P = tl.sum(tl.where(row_P1 == k, system_PP, 0.0), axis=0)
         pivot_col_P = tl.sum(tl.where(col_1P == k, system_PP, 0.0), axis=1)
         pivot = tl.sum(tl.where(row == k, pivot_row_P, 0.0), axis=0)
         factor_P = tl.where(row == k, 0.0, pivot_col_P * (1.0 / pivot))
         system_PP = system_PP - factor_P[:, None] * pivot_row_P[None, :]
+        if apart:
+            towards_P = towards_P - factor_P * tl.sum(tl.where(row == k, towards_P, 0.0), axis=0)
+            root_P = root_P - factor_P * tl.sum(tl.where(row == k, root_P, 0.0), axis=0)
     diagonal_P = tl.sum(tl.where(row_P1 == col_1P, system_PP, 0.0), axis=1)
     diagonal_P = tl.where(row < M, diagonal_P, 1.0)
-    towards_P = tl.sum(tl.where(col_1P == M, system_PP, 0.0), axis=1)
-    along_P = tl.sum(tl.where(col_1P == M + 1, system_PP, 0.0), axis=1)
-    return towards_P / diagonal_P, along_P / diagonal_P
+    if not apart:
+        towards_P = tl.sum(tl.where(col_1P == M, system_PP, 0.0), axis=1)
+        root_P = tl.sum(tl.where(col_1P == M + 1, system_PP, 0.0), axis=1)
+    return towards_P / diagonal_P, root_P / diagonal_P

@@ -21,6 +21,8 @@ PROBLEMS = 25  # at six domains a faulty block was wrong for three of four probl
 BATCHES = [
     *((2, 1), (3, 2), (5, 3), (8, 4), (11, 5), (14, 6), (15, 7), (16, 8), (17, 9)),
     *((31, 14), (32, 15), (33, 16), (48, 11), (63, 17), (64, 6), (65, 3), (127, 31), (128, 32)),
+    *((129, 11), (192, 11), (200, 40), (255, 32), (256, 33), (257, 7), (384, 48), (512, 64)),
+    *((513, 11), (1000, 63), (1024, 64), (1025, 11), (300, 65)),
 ]
 
 
@@ -37,7 +39,7 @@ def on_gpu(tensors):
     return [tensor.cuda() for tensor in tensors]
 
 
-@pytest.mark.parametrize("size", range(1, 33))
+@pytest.mark.parametrize("size", [*range(1, 33), 48, 61, 62, 63, 64])
 def test_weights_of_any_number_of_domains(size):
     for seed in range(PROBLEMS):
         problem = quadratic(size, seed)
@@ -47,7 +49,7 @@ def test_weights_of_any_number_of_domains(size):
         torch.testing.assert_close(found_M, expected_M, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("size", range(1, 33))
+@pytest.mark.parametrize("size", [*range(1, 33), 48, 61, 62, 63, 64])
 def test_alignment_of_any_number_of_domains(size):
     for seed in range(PROBLEMS):
         gram_MM, _, present_M = quadratic(size, seed)

@@ -41,9 +41,9 @@ def restarts(size, dims, num_domains, seed=0, *, normalise, count=2, iterations=
     return space, twin.races(size, min(num_domains, size), count, generator), iterations
 
 
-def refilled():
+def refilled(size=24, num_domains=12):
     """Restarts in which a domain lost its samples and was given others."""
-    space, race_MRLB, _ = restarts(24, 3, 12, 5, normalise=False, count=64, tail=3.0)
+    space, race_MRLB, _ = restarts(size, 3, num_domains, 5, normalise=False, count=64, tail=3.0)
     race_MRLB = race_MRLB[:, :, :1] ** 8  # bad seeds
     changed_R, fill = torch.zeros(64, dtype=torch.bool), twin._fill_empty
 
@@ -77,6 +77,14 @@ RESTARTS = {
     "all weights 0": lambda: restarts(4, 2, 2, normalise=True, copies=1, broken=2, iterations=3),
     "refilled": refilled,
     "large": lambda: restarts(100, 32, 20, normalise=False, count=1, iterations=4),
+    # Above 128 samples the Gram is read at every iteration.
+    "wide": lambda: restarts(129, 16, 11, normalise=False, iterations=6),
+    "wide, spherical": lambda: restarts(192, 16, 11, 1, normalise=True, iterations=6),
+    "wide, broken": lambda: restarts(150, 8, 6, 2, normalise=False, broken=9, iterations=6),
+    "wide copies": lambda: restarts(140, 8, 8, 3, normalise=False, copies=9, iterations=6),
+    "wide, refilled": lambda: refilled(140, 30),
+    "several programs": lambda: restarts(200, 16, 40, normalise=False, count=1, iterations=3),
+    "several, spherical": lambda: restarts(257, 8, 33, normalise=True, count=1, iterations=1),
 }
 
 BATCHES = {  # size, dims, domains, options, kind of points
@@ -86,6 +94,10 @@ BATCHES = {  # size, dims, domains, options, kind of points
     "not finite": (20, 16, 5, {"normalise": False}, {"broken": 5}),
     "spherical not finite": (20, 16, 5, {"normalise": True}, {"broken": 5}),
     "fewer samples than domains": (5, 9, 11, {"normalise": False}, {}),
+    "wide": (129, 40, 11, {"normalise": False, "iterations": 4}, {}),
+    "wide, spherical": (192, 24, 6, {"normalise": True, "iterations": 4}, {}),
+    "wide, not finite": (140, 16, 5, {"normalise": False, "iterations": 4}, {"broken": 5}),
+    "several programs": (200, 16, 40, {"normalise": False, "iterations": 1}, {}),
 }
 
 PRECISIONS = [
@@ -201,12 +213,12 @@ def test_sample_weights_by_the_kernel_are_those_of_the_twin(interpreted, name):
 
 
 def test_kernels_are_for_gpus_and_for_batches_that_fit(monkeypatch):
-    small_BK, large_BK = torch.zeros(128, 2), torch.zeros(129, 2)
+    small_BK, large_BK = torch.zeros(1024, 2), torch.zeros(1025, 2)
     assert not twin.fits_kernel(small_BK, 11)
     monkeypatch.setattr(twin, "usable", lambda tensor: True)
-    assert twin.fits_kernel(small_BK, 32)
+    assert twin.fits_kernel(small_BK, 64)
     assert not twin.fits_kernel(large_BK, 11)
-    assert not twin.fits_kernel(small_BK, 33)
+    assert not twin.fits_kernel(small_BK, 65)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
