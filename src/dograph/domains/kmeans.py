@@ -4,12 +4,12 @@ Shapes: B samples, K sketch, M domains, R restarts, L trial seeds.
 
 Products are in float64, so that a TF32 setting cannot round the differences in distances. Ties go
 to the lowest index, as with argmin and argmax. On a GPU the restarts are a kernel
-(dograph.kernels.kmeans); more than 1024 samples, and batches on a CPU, use the code here.
+(dograph.kernels.kmeans); more than 1024 samples or 64 domains, and a CPU, use the code here.
 """
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,19 +17,16 @@ from torch import Tensor
 
 from dograph.domains.partition import centred, partition
 from dograph.errors import ConfigError
-from dograph.kernels import Space, usable
+from dograph.kernels import Sorted, Space, usable
 from dograph.rng import key64
 from dograph.types import Domains
-
-if TYPE_CHECKING:
-    from dograph.kernels.gram import Sorted
 
 ITERATIONS = 20  # of Lloyd's algorithm, which rarely needs ten
 REFILL_EVERY = 5  # iterations between checks for empty domains; the last one checks
 SAME = 1e-13  # squared distances below this fraction of the points' squares are rounding errors
 SMALLEST_NORM = 1e-20  # of a sketch that has a direction: squares of float32 end at 1e-45
 RATIO = 0.6180339887498949  # golden ratio: its multiples modulo 1 are spread evenly
-MOST_SAMPLES, MOST_DOMAINS = 1024, 64  # of the kernels
+IN_REGISTERS = 128  # samples of which one program holds the Gram
 
 
 class Clustering(NamedTuple):
@@ -37,12 +34,6 @@ class Clustering(NamedTuple):
 
     label_B: Tensor  # int64
     inertia: Tensor  # (): sum of squared distances to the own centroid, in the space clustered
-
-
-def fits_kernel(point_BK: Tensor, num_domains: int) -> bool:
-    """Whether the kernels can be used for a batch."""
-    fits = len(point_BK) <= MOST_SAMPLES and num_domains <= MOST_DOMAINS
-    return fits and usable(point_BK)
 
 
 def races(size: int, num_domains: int, restarts: int, generator: torch.Generator) -> Tensor:
@@ -63,15 +54,16 @@ def _in_order_of_value(point_BK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _places(point_BK: Tensor) -> Tensor:
+    """A number between -0.5 and 0.5 for each entry of a sample."""
     place_K = torch.arange(1, point_BK.shape[1] + 1, dtype=torch.float64, device=point_BK.device)
     return (place_K * RATIO).frac() - 0.5
 
 
-def _sorted_space(point_BK: Tensor, normalise: bool) -> "Sorted":
-    """The same and the space, for kernels: one program if it can hold the Gram, or a product."""
-    from dograph.kernels.gram import IN_REGISTERS, Sorted, sorted_space
-
+def _sorted_space(point_BK: Tensor, normalise: bool) -> Sorted:
+    """The same and the space, for kernels: by two of them, or from a product and plain PyTorch."""
     if len(point_BK) <= IN_REGISTERS:
+        from dograph.kernels.gram import sorted_space
+
         return sorted_space(point_BK, normalise, SAME, RATIO)
     point_BK = point_BK.double()
     raw_BB = point_BK @ point_BK.T
@@ -99,7 +91,7 @@ def _space(raw_BB: Tensor, finite_B: Tensor, normalise: bool) -> Space:
 
 def _restarted(space: Space, race_MRLB: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     """Labels (R, B) and inertia (R,) of every restart."""
-    if fits_kernel(space.gram_BB, len(race_MRLB)):
+    if usable(space.gram_BB, len(space.gram_BB), len(race_MRLB)):
         from dograph.kernels.kmeans import restarts_by_kernel
 
         return restarts_by_kernel(space, race_MRLB, iterations, REFILL_EVERY)
@@ -235,7 +227,7 @@ class KMeans:
 
     def domains(self, sketch_BK: Tensor, step: int) -> Domains:
         """`partition` by the labels of `__call__`; six launches on a GPU for up to 128 samples."""
-        if not fits_kernel(sketch_BK, self.num_domains):
+        if not usable(sketch_BK, len(sketch_BK), self.num_domains):
             return partition(sketch_BK, self(sketch_BK, step), self.num_domains)
         from dograph.kernels.partition import domains_by_kernel
 

@@ -29,7 +29,6 @@ NEAREST = 1e-5  # or by the gap, but not by less than this: no weight may round 
 OUT_OF_REACH = 8.0  # a slope so far above the least one that the domain's weight is 0
 RIDGE = 1e-6  # added curvature: a Gram rounded to float32 is indefinite by nearly this much
 NEGLIGIBLE = 1e-9  # a weight below this is a zero that the interior-point method came close to
-MOST_DOMAINS = 64  # of the kernel, whose matrices lie in registers
 
 
 @runtime_checkable
@@ -158,7 +157,7 @@ class Alignment(_ClosedForm):
 
     def _iterated(self, domains: Domains, weight_M: Tensor, iterations: int) -> Tensor:
         """An update within rounding of zero agrees with nothing. On a GPU this is one kernel."""
-        if len(weight_M) <= MOST_DOMAINS and usable(weight_M):
+        if usable(weight_M, num_domains=len(weight_M)):
             from dograph.kernels.objectives import aligned_by_kernel
 
             return aligned_by_kernel(domains.gram_MM, domains.present_M, weight_M, iterations)
@@ -256,7 +255,7 @@ def solve_qp(quadratic_MM: Tensor, linear_M: Tensor, present_M: Tensor) -> Tenso
     equal ones) and leaves a relative gap of at most a quarter of the ridge. Without present domains
     all weights are 0; input that is not finite gives NaN. One kernel on a GPU.
     """
-    if len(linear_M) > MOST_DOMAINS or not usable(quadratic_MM):
+    if not usable(quadratic_MM, num_domains=len(linear_M)):
         return _solve_by_pytorch(quadratic_MM, linear_M, present_M)
     from dograph.kernels.simplex import solve_qp_by_kernel
 

@@ -6,27 +6,14 @@ without tensor cores: the Gram is a sum of outer products, split along K over th
 Shapes: B samples, K sketch, N parts of K, X numbers in a row; P and PB are powers of two.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from dograph.kernels import Space, launch, power_of_two
+from dograph.kernels import Sorted, Space, launch, power_of_two, warps_for
 
-IN_REGISTERS = 128  # samples of which one program holds the Gram
 _PARTS = 128  # about as many programs as a GPU has multiprocessors
-
-
-@dataclass(frozen=True, slots=True)
-class Sorted:
-    """A batch sorted by value, in float64; rows that are not finite are 0."""
-
-    order_B: Tensor  # int64: the sample at each position
-    raw_BB: Tensor  # Gram of the sketches
-    finite_B: Tensor  # 1 or 0
-    space: Space  # that is clustered
 
 
 def sorted_space(point_BK: Tensor, normalise: bool, same: float, ratio: float) -> Sorted:
@@ -45,7 +32,7 @@ def sorted_space(point_BK: Tensor, normalise: bool, same: float, ratio: float) -
         CHUNK=chunk,
         RATIO=ratio,
         PB=side,
-        warps=_warps(side),
+        warps=warps_for(side),
     )
     result_X = part_NX.new_empty(2 * size * size + 3 * size)
     order_B = torch.empty(size, dtype=torch.int64, device=point_BK.device)
@@ -57,17 +44,13 @@ def sorted_space(point_BK: Tensor, normalise: bool, same: float, ratio: float) -
         SAME=same,
         PB=side,
         ROWS=min(side, 32),
-        warps=_warps(side),
+        warps=warps_for(side),
     )
     square = size * size
     raw_X, gram_X, row_X = result_X.split((square, square, 3 * size))
     weight_B, finite_B, rounding_B = row_X.view(3, size)
     space = Space(gram_X.view(size, size), weight_B, rounding_B, normalise)
     return Sorted(order_B, raw_X.view(size, size), finite_B, space)
-
-
-def _warps(side: int) -> int:
-    return 16 if side > 64 else 8 if side > 32 else 4
 
 
 @triton.jit

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dograph.kernels import Space, launch, power_of_two
+from dograph.kernels import Space, launch, power_of_two, warps_for
 
 
 def restarts_by_kernel(
@@ -22,42 +22,33 @@ def restarts_by_kernel(
     num_domains, restarts, num_trials, size = race_MRLB.shape
     label_RB = torch.empty(restarts, size, dtype=torch.int64, device=race_MRLB.device)
     inertia_R = space.gram_BB.new_empty(restarts)
-    side = power_of_two(size, 32)  # Triton 3.6 fails on some kernels of 16 rows
-    given = [space.gram_BB, space.weight_B, space.rounding_B, race_MRLB, label_RB, inertia_R, size]
-    constants = {
-        "M": num_domains,
-        "L": num_trials,
-        "ITERATIONS": iterations,
-        "REFILL_EVERY": refill_every,
-        "SPHERICAL": space.spherical,
-        "PB": side,
-        "PM": power_of_two(num_domains, 32),
-        "PL": power_of_two(num_trials, 2),
-        "warps": 16 if side > 64 else 8 if side > 32 else 4,
-    }
-    # One launch for all iterations, or one for each where a restart is several programs.
-    parts = 1 if side <= 256 and num_domains <= 32 else 8
+    # Only blocks that were run on a GPU: Triton 3.6 fails on some kernels of 16 rows.
+    side = power_of_two(size, 32 if num_domains <= 32 else 256)
+    # One launch for all steps, or one for each where a restart is several programs.
+    parts, at_once = (1, iterations + 2) if side <= 256 and num_domains <= 32 else (8, 1)
     label_2RB = label_RB.new_empty(2, restarts, size, dtype=torch.int32)
     cross_2RMB = inertia_R.new_empty(2, restarts, num_domains, size)
     sorted_RGP = label_2RB.new_empty(restarts, parts, side)
-    state_R = label_2RB.new_full((restarts,), iterations)
-    given += [label_2RB, cross_2RMB, sorted_RGP, state_R]
-    constants["C"] = side // parts
-    for step in range(0, iterations + 2, iterations + 2 if parts == 1 else 1):
-        steps = (max(step, 1), iterations + 2 if parts == 1 else step + 1)
-        launch(_steps, (restarts, parts), *given, *steps, SEEDS=step == 0, **constants)
+    final_2R = label_2RB.new_full((2, restarts), iterations)
+    for step in range(0, iterations + 2, at_once):
+        launch(
+            _steps,
+            (restarts, parts),
+            *(space.gram_BB, space.weight_B, space.rounding_B, race_MRLB, label_RB, inertia_R),
+            *(size, label_2RB, cross_2RMB, sorted_RGP, final_2R, max(step, 1), step + at_once),
+            M=num_domains,
+            L=num_trials,
+            ITERATIONS=iterations,
+            REFILL_EVERY=refill_every,
+            SPHERICAL=space.spherical,
+            PB=side,
+            PM=power_of_two(num_domains, 32),
+            PL=power_of_two(num_trials, 2),
+            C=side // parts,
+            SEEDS=step == 0,
+            warps=warps_for(side),
+        )
     return label_RB, inertia_R
-
-
-@triton.jit
-def _known(gram, weight, rounding, B, PB: tl.constexpr):
-    """Which places hold samples, which of these have a direction, rounding errors and squares."""
-    sample = tl.arange(0, PB)
-    inside = sample < B
-    shapes = tl.load(weight + sample, mask=inside, other=0.0) > 0
-    rounding_B = tl.load(rounding + sample, mask=inside, other=0.0)
-    square_B = tl.load(gram + sample * (B + 1), mask=inside, other=0.0)
-    return inside, shapes, rounding_B, square_B
 
 
 @triton.jit
@@ -140,7 +131,7 @@ def _steps(
     label,
     cross,
     order,
-    state,
+    settled,
     first,
     last,
     M: tl.constexpr,
@@ -156,7 +147,10 @@ def _steps(
 ):
     """Lloyd's steps on sums of the step before; one beyond the last is for the inertia."""
     restart, sample = tl.program_id(0), tl.arange(0, PB)
-    inside, shapes, rounding_B, square_B = _known(gram, weight, rounding, B, PB)
+    inside = sample < B
+    shapes = tl.load(weight + sample, mask=inside, other=0.0) > 0
+    rounding_B = tl.load(rounding + sample, mask=inside, other=0.0)
+    square_B = tl.load(gram + sample * (B + 1), mask=inside, other=0.0)
     order += (restart * tl.num_programs(1) + tl.program_id(1)) * PB
     count = tl.num_programs(0)
     if SEEDS:
@@ -166,8 +160,9 @@ def _steps(
         _sums(gram, cross + restart * M * B, order, seed_B, shapes, B, M, PM, PB, C)
     for step in range(first, last):
         tl.debug_barrier()  # what some threads stored others load
-        final = tl.load(state + restart)  # the step whose labels stay, once that is known
         place = (step % 2) * count + restart  # alternates: other programs still read the last one
+        last_place = ((step + 1) % 2) * count + restart
+        final = tl.load(settled + last_place)  # the step whose labels stay, once that is known
         if (step <= final) | (step > ITERATIONS):
             before = (tl.minimum(step - 1, final) % 2) * count + restart
             label_B = tl.load(label + before * B + sample, mask=inside, other=0)
@@ -180,13 +175,14 @@ def _steps(
                 tl.store(inertia + restart, tl.sum(own_B, axis=0))
                 tl.store(result + restart * B + sample, label_B.to(tl.int64), mask=inside)
             elif changed + num_empty == 0:
-                tl.store(state + restart, step - 1)
+                final = step - 1
             else:
                 if (ITERATIONS - step) % REFILL_EVERY == 0:
                     own_B = _distances(best_B, square_B, rounding_B, shapes)
                     nearest_B = _fill_empty(nearest_B, own_B, shapes, M, PB, PM)
                 tl.store(label + place * B + sample, nearest_B, mask=inside)
                 _sums(gram, cross + place * M * B, order, nearest_B, shapes, B, M, PM, PB, C)
+        tl.store(settled + place, final)
 
 
 @triton.jit
