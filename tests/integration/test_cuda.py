@@ -50,6 +50,8 @@ WAYS = [
     ("sketch.mode=topdown", "sketch.top_blocks=1"),
     ("sketch.mode=head",),
     ("mixer.recipe=paper",),
+    ("mixer.recipe=paper", "train.batch_size=192", "data.seq_len=16"),
+    ("mixer.recipe=paper", "train.batch_size=300", "data.seq_len=16", "mixer.num_domains=64"),
     ("mixer.keep_source_shares=true",),
     (
         "mixer.recipe=paper",

@@ -1,10 +1,11 @@
 """Kernels against their twins: in Triton's interpreter, and on a GPU where there is one.
 
 The interpreter must be chosen before Triton is imported, so this file is also a program, which
-makes all comparisons in a process of its own and stores them for the tests.
+runs a group of cases in a process of its own and stores what it finds for the tests.
 """
 
 import sys
+from functools import cache, partial
 
 import pytest
 import torch
@@ -77,14 +78,21 @@ RESTARTS = {
     "all weights 0": lambda: restarts(4, 2, 2, normalise=True, copies=1, broken=2, iterations=3),
     "refilled": refilled,
     "large": lambda: restarts(100, 32, 20, normalise=False, count=1, iterations=4),
-    # Above 128 samples the Gram is read at every iteration.
-    "wide": lambda: restarts(129, 16, 11, normalise=False, iterations=6),
-    "wide, spherical": lambda: restarts(192, 16, 11, 1, normalise=True, iterations=6),
-    "wide, broken": lambda: restarts(150, 8, 6, 2, normalise=False, broken=9, iterations=6),
-    "wide copies": lambda: restarts(140, 8, 8, 3, normalise=False, copies=9, iterations=6),
-    "wide, refilled": lambda: refilled(140, 30),
-    "several programs": lambda: restarts(200, 16, 40, normalise=False, count=1, iterations=3),
-    "several, spherical": lambda: restarts(257, 8, 33, normalise=True, count=1, iterations=1),
+    "wide: 129 samples": lambda: restarts(129, 16, 11, normalise=False, iterations=3),
+    "wide: 192, spherical": lambda: restarts(192, 16, 11, 1, normalise=True, iterations=3),
+    "wide: 150, broken": lambda: restarts(150, 8, 6, 2, normalise=False, broken=9, iterations=3),
+    "wide: 140, copies": lambda: restarts(140, 8, 8, 3, normalise=False, copies=9, iterations=6),
+    "wide: 140, refilled": lambda: refilled(140, 30),
+    # More than 256 samples or 32 domains: several programs of a restart, a launch for each step.
+    "several: 40 samples, 33 domains": lambda: restarts(
+        40, 8, 33, normalise=False, count=1, iterations=1
+    ),
+    "several: 129, 64 domains, spherical": lambda: restarts(
+        129, 8, 64, normalise=True, count=1, iterations=1
+    ),
+    "several: 257, settled early": lambda: restarts(
+        257, 4, 2, 2, normalise=False, tail=3.0, count=1, iterations=4
+    ),
 }
 
 BATCHES = {  # size, dims, domains, options, kind of points
@@ -94,10 +102,17 @@ BATCHES = {  # size, dims, domains, options, kind of points
     "not finite": (20, 16, 5, {"normalise": False}, {"broken": 5}),
     "spherical not finite": (20, 16, 5, {"normalise": True}, {"broken": 5}),
     "fewer samples than domains": (5, 9, 11, {"normalise": False}, {}),
-    "wide": (129, 40, 11, {"normalise": False, "iterations": 4}, {}),
-    "wide, spherical": (192, 24, 6, {"normalise": True, "iterations": 4}, {}),
-    "wide, not finite": (140, 16, 5, {"normalise": False, "iterations": 4}, {"broken": 5}),
-    "several programs": (200, 16, 40, {"normalise": False, "iterations": 1}, {}),
+    "wide: 129 samples": (129, 40, 11, {"normalise": False, "iterations": 2}, {}),
+    "wide: 192, spherical": (192, 24, 6, {"normalise": True, "iterations": 2}, {}),
+    "wide: 140, not finite": (140, 16, 5, {"normalise": False, "iterations": 2}, {"broken": 5}),
+    "wide: 192, spherical not finite": (
+        192,
+        16,
+        3,
+        {"normalise": True, "iterations": 1},
+        {"broken": 9},
+    ),
+    "several: 257 samples": (257, 16, 11, {"normalise": False, "iterations": 1, "restarts": 1}, {}),
 }
 
 PRECISIONS = [
@@ -109,7 +124,7 @@ PRECISIONS = [
 
 def batch_domains(name, dtype, device="cpu"):
     size, dims, num_domains, options, kind = BATCHES[name]
-    cluster = KMeans(num_domains, restarts=2, seed=0, **options)
+    cluster = KMeans(num_domains, **{"restarts": 2, **options})
     point_BK = points(size, dims, 0, **kind)[0].to(dtype)
     if device != "cpu":
         own = cluster._generator  # draws of a GPU's generator are not those of a CPU's
@@ -148,21 +163,42 @@ def fields(domains):
     return {name: getattr(domains, name) for name in ("label_B", *STATISTICS)}
 
 
-def main(file):
-    """All of it by kernels."""
+CASES = {
+    **{
+        f"restarts/{name}": partial(lambda name: twin._restarted(*RESTARTS[name]()), name)
+        for name in RESTARTS
+    },
+    **{
+        f"batch/{name}/{dtype}": partial(lambda *case: fields(batch_domains(*case)), name, dtype)
+        for name, dtype in PRECISIONS
+    },
+    **{f"sharing/{name}": partial(sharing, name) for name in SHARING},
+}
+
+
+def group_of(case):
+    """Cases that are run in one process: of one kind, with the same word before a colon."""
+    kind, name = case.split("/")[:2]
+    return f"{kind} {name.partition(':')[0]}" if ":" in name else kind
+
+
+def main(file, group):
+    """All cases of a group by kernels."""
     with kernels.choose(True):
-        found = {f"restarts/{name}": twin._restarted(*case()) for name, case in RESTARTS.items()}
-        for case in PRECISIONS:
-            found[f"batch/{case}"] = fields(batch_domains(*case))
-        found |= {f"sharing/{name}": sharing(name) for name in SHARING}
+        found = {case: run() for case, run in CASES.items() if group_of(case) == group}
     torch.save(found, file)
 
 
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory):
+    """A function that gives what the kernels found in a case."""
     from interpreting import interpreted_results  # not where this file is the program
 
-    return interpreted_results(__file__, tmp_path_factory.mktemp("interpreted"))
+    @cache
+    def results(group):
+        return interpreted_results(__file__, tmp_path_factory.mktemp("interpreted"), group)
+
+    return lambda case: results(group_of(case))[case]
 
 
 def partition_of(label_RB):
@@ -182,7 +218,7 @@ def assert_same_restarts(name, label_RB, inertia_R):
 
 @pytest.mark.parametrize("name", RESTARTS)
 def test_restarts_by_the_kernel_are_those_of_the_twin(interpreted, name):
-    assert_same_restarts(name, *interpreted[f"restarts/{name}"])
+    assert_same_restarts(name, *interpreted(f"restarts/{name}"))
 
 
 def assert_same_domains(name, dtype, found):
@@ -199,12 +235,12 @@ def assert_same_domains(name, dtype, found):
 
 @pytest.mark.parametrize(("name", "dtype"), PRECISIONS)
 def test_domains_by_kernels_are_those_of_the_twins(interpreted, name, dtype):
-    assert_same_domains(name, dtype, interpreted[f"batch/{name, dtype}"])
+    assert_same_domains(name, dtype, interpreted(f"batch/{name}/{dtype}"))
 
 
 @pytest.mark.parametrize("name", SHARING)
 def test_sample_weights_by_the_kernel_are_those_of_the_twin(interpreted, name):
-    weight_B, finite = interpreted[f"sharing/{name}"]
+    weight_B, finite = interpreted(f"sharing/{name}")
     with kernels.choose(False):
         expected_B, expected = sharing(name)
     torch.testing.assert_close(weight_B, expected_B, rtol=1e-12, atol=1e-12)
@@ -212,13 +248,12 @@ def test_sample_weights_by_the_kernel_are_those_of_the_twin(interpreted, name):
     assert float(weight_B.sum()) == pytest.approx(1)
 
 
-def test_kernels_are_for_gpus_and_for_batches_that_fit(monkeypatch):
-    small_BK, large_BK = torch.zeros(1024, 2), torch.zeros(1025, 2)
-    assert not twin.fits_kernel(small_BK, 11)
-    monkeypatch.setattr(twin, "usable", lambda tensor: True)
-    assert twin.fits_kernel(small_BK, 64)
-    assert not twin.fits_kernel(large_BK, 11)
-    assert not twin.fits_kernel(small_BK, 65)
+def test_kernels_are_for_gpus_and_for_batches_that_fit():
+    assert not kernels.usable(torch.zeros(2), 48, 11)
+    with kernels.choose(True):
+        assert kernels.usable(torch.zeros(2), 1024, 64)
+        assert not kernels.usable(torch.zeros(2), 1025, 11)
+        assert not kernels.usable(torch.zeros(2), 48, 65)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -243,4 +278,4 @@ def test_domains_on_a_gpu(name, dtype, monkeypatch):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -40,6 +40,7 @@ def test_nothing_waits_for_the_device(normalise, monkeypatch):
     sketch_BK = torch.randn(20, 30, generator=generator)
     source_B = torch.randint(3, (20,), generator=generator)
     with Watch():
+        kmeans._sorted_space(torch.randn(130, 30, generator=generator), normalise)
         found = KMeans(5, normalise).cluster(sketch_BK, generator)
         domains = partition(sketch_BK, found.label_B, 5)
         agreement(found.label_B, source_B, 5, 3)
