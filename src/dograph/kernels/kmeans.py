@@ -68,6 +68,7 @@ def _plus_plus(
     infinity = float("inf")
     sample = tl.arange(0, PB)
     trial = tl.arange(0, PL)
+    race += tl.program_id(0) * L * B
     inside_LB = (trial < L)[:, None] & (sample < B)[None, :]
     odds_B = shapes.to(tl.float64)
     nearest_B = tl.full((PB,), infinity, tl.float64)
@@ -146,23 +147,20 @@ def _steps(
     SEEDS: tl.constexpr,
 ):
     """Lloyd's steps on sums of the step before; one beyond the last is for the inertia."""
-    restart, sample = tl.program_id(0), tl.arange(0, PB)
+    restart, count, sample = tl.program_id(0), tl.num_programs(0), tl.arange(0, PB)
     inside = sample < B
     shapes = tl.load(weight + sample, mask=inside, other=0.0) > 0
     rounding_B = tl.load(rounding + sample, mask=inside, other=0.0)
     square_B = tl.load(gram + sample * (B + 1), mask=inside, other=0.0)
     order += (restart * tl.num_programs(1) + tl.program_id(1)) * PB
-    count = tl.num_programs(0)
     if SEEDS:
-        race += restart * L * B
         seed_B = _plus_plus(gram, rounding, race, square_B, rounding_B, shapes, B, M, L, PB, PL)
         tl.store(label + restart * B + sample, seed_B, mask=inside)
         _sums(gram, cross + restart * M * B, order, seed_B, shapes, B, M, PM, PB, C)
     for step in range(first, last):
         tl.debug_barrier()  # what some threads stored others load
         place = (step % 2) * count + restart  # alternates: other programs still read the last one
-        last_place = ((step + 1) % 2) * count + restart
-        final = tl.load(settled + last_place)  # the step whose labels stay, once that is known
+        final = tl.load(settled + ((step + 1) % 2) * count + restart)  # the step whose labels stay
         if (step <= final) | (step > ITERATIONS):
             before = (tl.minimum(step - 1, final) % 2) * count + restart
             label_B = tl.load(label + before * B + sample, mask=inside, other=0)
