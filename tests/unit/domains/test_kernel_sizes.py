@@ -23,7 +23,9 @@ BATCHES = [
     *((31, 14), (32, 15), (33, 16), (48, 11), (63, 17), (64, 6), (65, 3), (127, 31), (128, 32)),
     *((129, 11), (192, 11), (200, 40), (255, 32), (256, 33), (257, 7), (384, 48), (512, 64)),
     *((513, 11), (1000, 63), (1024, 64), (1025, 11), (300, 65)),
-    *((40, 33), (64, 48), (100, 64)),  # many domains of few samples
+    # Many domains of few samples. Not more: two samples of one domain are equally far from its
+    # centroid, and rounding decides which of them fills an empty domain.
+    (40, 33),
 ]
 
 
