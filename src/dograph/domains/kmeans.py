@@ -48,29 +48,21 @@ def _in_order_of_value(point_BK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Samples sorted by a number computed from their entries; not finite ones set to 0 and last."""
     finite_B = torch.isfinite(point_BK.square().sum(dim=1))
     point_BK = torch.where(finite_B[:, None], point_BK, 0.0)
-    key_B = torch.where(finite_B, (point_BK * _places(point_BK)).sum(dim=1), torch.inf)
+    place_K = torch.arange(1, point_BK.shape[1] + 1, dtype=torch.float64, device=point_BK.device)
+    place_K = (place_K * RATIO).frac() - 0.5
+    key_B = torch.where(finite_B, (point_BK * place_K).sum(dim=1), torch.inf)
     order_B = key_B.argsort(stable=True)
     return order_B, point_BK[order_B], finite_B[order_B]
 
 
-def _places(point_BK: Tensor) -> Tensor:
-    """A number between -0.5 and 0.5 for each entry of a sample."""
-    place_K = torch.arange(1, point_BK.shape[1] + 1, dtype=torch.float64, device=point_BK.device)
-    return (place_K * RATIO).frac() - 0.5
-
-
 def _sorted_space(point_BK: Tensor, normalise: bool) -> Sorted:
-    """The same and the space, for kernels: by two of them, or from a product and plain PyTorch."""
+    """The same and the space, for kernels: by two of them, or in plain PyTorch."""
     if len(point_BK) <= IN_REGISTERS:
         from dograph.kernels.gram import sorted_space
 
         return sorted_space(point_BK, normalise, SAME, RATIO)
-    point_BK = point_BK.double()
+    order_B, point_BK, finite_B = _in_order_of_value(point_BK.double())
     raw_BB = point_BK @ point_BK.T
-    finite_B = raw_BB.diagonal() < torch.inf
-    order_B = torch.where(finite_B, point_BK @ _places(point_BK), torch.inf).argsort(stable=True)
-    raw_BB, finite_B = raw_BB[order_B[:, None], order_B], finite_B[order_B]
-    raw_BB = torch.where(finite_B[:, None] & finite_B, raw_BB, 0.0)
     return Sorted(order_B, raw_BB, finite_B.double(), _space(raw_BB, finite_B, normalise))
 
 
