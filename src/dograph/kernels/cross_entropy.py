@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from dograph.kernels import launch, power_of_two
 
@@ -65,7 +66,7 @@ def error_by_kernel(
 
 
 @triton.jit
-def _nll(logits, target, nll, norm, V, vocab, BLOCK: tl.constexpr):
+def _nll(logits, target, nll, norm, V, vocab, BLOCK: constexpr):
     token = tl.program_id(0).to(tl.int64)
     wanted = tl.load(target + token)
     logits += token * V
@@ -97,9 +98,9 @@ def _error(
     V,
     vocab,
     width,
-    HASHES: tl.constexpr,
-    ROWS: tl.constexpr,
-    Q: tl.constexpr,
+    HASHES: constexpr,
+    ROWS: constexpr,
+    Q: constexpr,
 ):
     """One token; the vocabulary as rows of `width` columns, which a hash adds up."""
     token = tl.program_id(0).to(tl.int64)

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from dograph.kernels import launch
 
@@ -21,7 +22,7 @@ def scaled_by_kernel(value: Tensor, times_B: Tensor) -> Tensor:
 
 
 @triton.jit
-def _scale(value, times, result, length, BLOCK: tl.constexpr):
+def _scale(value, times, result, length, BLOCK: constexpr):
     sample = tl.program_id(1)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     start = sample.to(tl.int64) * length

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from dograph.kernels import Sorted, Space, launch, power_of_two, warps_for
 
@@ -54,7 +55,7 @@ def sorted_space(point_BK: Tensor, normalise: bool, same: float, ratio: float) -
 
 
 @triton.jit
-def _outer_products(point, part, B, K, CHUNK: tl.constexpr, RATIO: tl.constexpr, PB: tl.constexpr):
+def _outer_products(point, part, B, K, CHUNK: constexpr, RATIO: constexpr, PB: constexpr):
     """One part of K: sum_k x_k x_k', and below it the key sum_k x_k v_k."""
     program = tl.program_id(0)
     sample = tl.arange(0, PB)
@@ -101,14 +102,7 @@ def _tile(total, row, row_finite, col, col_finite, B):
 
 @triton.jit
 def _space(
-    total,
-    result,
-    order,
-    B,
-    SPHERICAL: tl.constexpr,
-    SAME: tl.constexpr,
-    PB: tl.constexpr,
-    ROWS: tl.constexpr,
+    total, result, order, B, SPHERICAL: constexpr, SAME: constexpr, PB: constexpr, ROWS: constexpr
 ):
     """Reads the samples in batch order, some rows at a time, and writes them in sorted order."""
     col = tl.arange(0, PB)

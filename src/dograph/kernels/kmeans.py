@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from dograph.kernels import Space, launch, power_of_two, warps_for
 
@@ -60,10 +61,10 @@ def _plus_plus(
     rounding_B,
     shapes,
     B,
-    M: tl.constexpr,
-    L: tl.constexpr,
-    PB: tl.constexpr,
-    PL: tl.constexpr,
+    M: constexpr,
+    L: constexpr,
+    PB: constexpr,
+    PL: constexpr,
 ):
     infinity = float("inf")
     sample = tl.arange(0, PB)
@@ -102,7 +103,7 @@ def _distances(score_B, square_B, rounding_B, shapes):
 
 
 @triton.jit
-def _fill_empty(label_B, own_B, shapes, M: tl.constexpr, PB: tl.constexpr, PM: tl.constexpr):
+def _fill_empty(label_B, own_B, shapes, M: constexpr, PB: constexpr, PM: constexpr):
     """The k-th empty domain takes the k-th farthest sample, unless it lies on its centroid."""
     sample = tl.arange(0, PB)
     index_M = tl.arange(0, PM)
@@ -135,16 +136,16 @@ def _steps(
     settled,
     first,
     last,
-    M: tl.constexpr,
-    L: tl.constexpr,
-    ITERATIONS: tl.constexpr,
-    REFILL_EVERY: tl.constexpr,
-    SPHERICAL: tl.constexpr,
-    PB: tl.constexpr,
-    PM: tl.constexpr,
-    PL: tl.constexpr,
-    C: tl.constexpr,
-    SEEDS: tl.constexpr,
+    M: constexpr,
+    L: constexpr,
+    ITERATIONS: constexpr,
+    REFILL_EVERY: constexpr,
+    SPHERICAL: constexpr,
+    PB: constexpr,
+    PM: constexpr,
+    PL: constexpr,
+    C: constexpr,
+    SEEDS: constexpr,
 ):
     """Lloyd's steps on sums of the step before; one beyond the last is for the inertia."""
     restart, count, sample = tl.program_id(0), tl.num_programs(0), tl.arange(0, PB)
@@ -185,16 +186,7 @@ def _steps(
 
 @triton.jit
 def _sums(
-    gram,
-    out,
-    order,
-    label_B,
-    shapes,
-    B,
-    M: tl.constexpr,
-    PM: tl.constexpr,
-    PB: tl.constexpr,
-    C: tl.constexpr,
+    gram, out, order, label_B, shapes, B, M: constexpr, PM: constexpr, PB: constexpr, C: constexpr
 ):
     """The sum of each domain's rows, in these columns: rows by domain, 32 at a time."""
     sample = tl.arange(0, PB)
@@ -218,17 +210,10 @@ def _sums(
 
 @triton.jit
 def _compare(
-    cross,
-    shapes,
-    label_B,
-    B,
-    M: tl.constexpr,
-    SPHERICAL: tl.constexpr,
-    PM: tl.constexpr,
-    PB: tl.constexpr,
+    cross, shapes, label_B, B, M: constexpr, SPHERICAL: constexpr, PM: constexpr, PB: constexpr
 ):
     """The nearest centroid, its score, the score of the own, the number of empty domains."""
-    DEEP: tl.constexpr = PM if PM * PB < 16384 else 16384 // PB
+    DEEP: constexpr = PM if PM * PB < 16384 else 16384 // PB
     infinity = float("inf")
     sample = tl.arange(0, PB)
     nearest_B = tl.zeros((PB,), tl.int32)

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from dograph.kernels import launch, power_of_two
 
@@ -36,14 +37,7 @@ def aligned_by_kernel(
 
 @triton.jit
 def _align(
-    gram,
-    present,
-    weight,
-    result,
-    M: tl.constexpr,
-    ITERATIONS: tl.constexpr,
-    P: tl.constexpr,
-    EPS: tl.constexpr,
+    gram, present, weight, result, M: constexpr, ITERATIONS: constexpr, P: constexpr, EPS: constexpr
 ):
     row = tl.arange(0, P)
     inside = row < M

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from dograph.kernels import Sorted, launch, power_of_two, warps_for
 from dograph.types import Domains
@@ -50,7 +51,7 @@ def domains_by_kernel(
 
 
 @triton.jit
-def _numbered(label_B, place_B, finite_B, B, M: tl.constexpr, PM: tl.constexpr):
+def _numbered(label_B, place_B, finite_B, B, M: constexpr, PM: constexpr):
     """Labels by decreasing domain size, ties by the first sample; 0 for non-finite samples."""
     domain = tl.arange(0, PM)
     member_BM = (label_B[:, None] == domain[None, :]) & finite_B[:, None]
@@ -75,11 +76,11 @@ def _describe(
     variance,
     B,
     R,
-    M: tl.constexpr,
-    PB: tl.constexpr,
-    PM: tl.constexpr,
-    PR: tl.constexpr,
-    DEEP: tl.constexpr,
+    M: constexpr,
+    PB: constexpr,
+    PM: constexpr,
+    PR: constexpr,
+    DEEP: constexpr,
 ):
     """One domain: its row of the Gram, its share, square and spread; and the labels of all."""
     domain, sample, restart = tl.program_id(0), tl.arange(0, PB), tl.arange(0, PR)
@@ -113,7 +114,7 @@ def _describe(
 
 
 @triton.jit
-def _sum_of_rows(raw, order, label, domain, B, PB: tl.constexpr, DEEP: tl.constexpr):
+def _sum_of_rows(raw, order, label, domain, B, PB: constexpr, DEEP: constexpr):
     """The sum of the rows of a domain, some rows at a time; only its own are read."""
     sample = tl.arange(0, PB)
     sum_B = tl.zeros((PB,), tl.float64)
@@ -128,7 +129,7 @@ def _sum_of_rows(raw, order, label, domain, B, PB: tl.constexpr, DEEP: tl.conste
 
 
 @triton.jit
-def _store_means(result, value_B, member_B, M: tl.constexpr, PB: tl.constexpr, DEEP: tl.constexpr):
+def _store_means(result, value_B, member_B, M: constexpr, PB: constexpr, DEEP: constexpr):
     """The mean of `value_B` in each domain, for some domains at a time."""
     for first in range(0, M, DEEP):
         domain = first + tl.arange(0, DEEP)

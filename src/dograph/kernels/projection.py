@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from dograph.kernels import launch
 
@@ -20,7 +21,7 @@ def signs_by_kernel(start_W: Tensor, epoch_key: int, scale: float, dtype: torch.
 
 
 @triton.jit(do_not_specialize=["epoch_key", "scale"])
-def _draw(start, result, epoch_key, scale, count, BLOCK: tl.constexpr):
+def _draw(start, result, epoch_key, scale, count, BLOCK: constexpr):
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     value = tl.load(start + place // 64, mask=inside, other=0) ^ epoch_key.to(tl.int64)

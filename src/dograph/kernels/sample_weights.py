@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from dograph.kernels import launch, power_of_two
 from dograph.types import Domains
@@ -42,10 +43,10 @@ def _share_out(
     result,
     all_finite,
     B,
-    M: tl.constexpr,
-    ROOM: tl.constexpr,
-    PB: tl.constexpr,
-    PM: tl.constexpr,
+    M: constexpr,
+    ROOM: constexpr,
+    PB: constexpr,
+    PM: constexpr,
 ):
     sample = tl.arange(0, PB)
     inside = sample < B

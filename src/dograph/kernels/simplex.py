@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from dograph.kernels import launch, power_of_two
 
@@ -44,17 +45,17 @@ def _solve(
     linear,
     present,
     weight,
-    M: tl.constexpr,
-    P: tl.constexpr,
-    ITERATIONS: tl.constexpr,
-    CENTRING: tl.constexpr,
-    CONVERGED: tl.constexpr,
-    TO_BOUNDARY: tl.constexpr,
-    NEAREST: tl.constexpr,
-    OUT_OF_REACH: tl.constexpr,
-    RIDGE: tl.constexpr,
-    NEGLIGIBLE: tl.constexpr,
-    TINY: tl.constexpr,
+    M: constexpr,
+    P: constexpr,
+    ITERATIONS: constexpr,
+    CENTRING: constexpr,
+    CONVERGED: constexpr,
+    TO_BOUNDARY: constexpr,
+    NEAREST: constexpr,
+    OUT_OF_REACH: constexpr,
+    RIDGE: constexpr,
+    NEGLIGIBLE: constexpr,
+    TINY: constexpr,
 ):
     row = tl.arange(0, P)
     inside = row < M
@@ -102,9 +103,7 @@ def _solve(
 
 
 @triton.jit
-def _scaled(
-    quadratic, linear, present_P, M: tl.constexpr, P: tl.constexpr, OUT_OF_REACH: tl.constexpr
-):
+def _scaled(quadratic, linear, present_P, M: constexpr, P: constexpr, OUT_OF_REACH: constexpr):
     """Hessian and slope in units of Q's largest entry; slopes of absent domains are clipped."""
     row = tl.arange(0, P)
     both_PP = present_P[:, None] & present_P[None, :]
@@ -125,13 +124,13 @@ def _scaled(
 
 
 @triton.jit
-def _solved(curvature_PP, root_P, towards_P, M: tl.constexpr, P: tl.constexpr):
+def _solved(curvature_PP, root_P, towards_P, M: constexpr, P: constexpr):
     """(I + DCD) x = towards and (I + DCD) x = root, D = diag(root)."""
     row = tl.arange(0, P)
     row_P1, col_1P = row[:, None], row[None, :]
     system_PP = curvature_PP * root_P[:, None] * root_P[None, :]
     system_PP = tl.where(row_P1 == col_1P, system_PP + 1, system_PP)
-    apart: tl.constexpr = M + 2 > P
+    apart: constexpr = M + 2 > P
     if not apart:
         system_PP = tl.where(col_1P == M, towards_P[:, None], system_PP)
         system_PP = tl.where(col_1P == M + 1, root_P[:, None], system_PP)
