@@ -27,7 +27,7 @@ from dograph.config import DEFAULT_DIM, Refresh
 from dograph.errors import ConfigError
 from dograph.kernels import usable
 from dograph.rng import key64
-from dograph.sketch.gradients import Gradients, MicroBatchResult, Vector
+from dograph.sketch.gradients import Gradients, MicroBatchResult, Vector, materialised
 from dograph.sketch.rules import Rule, make_slot
 
 VECTORS = "vectors"  # the name of their hash's random stream
@@ -314,20 +314,16 @@ class SketchBuilder:
         self.bank = Bank(projection, dtype, device)
         # By group; a wide matrix, which has a hash of its own, also by parameter.
         self.slots: dict[tuple[str, str | None], Tensor] = {}
-        self.first_of: dict[str, int] = {}  # where a parameter begins in the model's vectors
-        self.size = 0  # F
+        self.sizes: dict[str, int] = {}  # of the model's vectors, by parameter, in their order
         if projection.kind not in TWO_SIDED:
             return
         for rule in rules:
             if rule.matrix is not None:
                 shape = rule.module.weight.shape
                 self.bank.add_matrix(rule.names["weight"], (shape[0], shape[1]), wide=rule.wide)
-            for name, size in rule.vector_sizes().items():
-                if name not in self.first_of:  # a tied parameter is there already: its uses add up
-                    self.first_of[name] = self.size
-                    self.size += size
-        if self.size:
-            self.bank.add_fold(VECTORS, self.size)
+            self.sizes |= rule.vector_sizes()  # a tied parameter is there once: its uses add up
+        if self.sizes:
+            self.bank.add_fold(VECTORS, sum(self.sizes.values()))
 
     def open_slots(self, shape: tuple[int, int], *, sketches: bool) -> None:
         """Give every rule its slots for (samples, tokens); with `sketches`, one for its matrix."""
@@ -361,53 +357,45 @@ class SketchBuilder:
                     sketch_BF = self.bank.folds[name](sketch_BF)
                 parts[group].append(sketch_BF)
         if vectors:
-            parts.setdefault("rest", []).append(self.bank.folds[VECTORS](self._laid_out(vectors)))
+            names = [name for rule, _ in vectors for name in rule.vector_sizes()]
+            if names == list(self.sizes):
+                vector_BF = torch.cat([vector for _, vector in vectors], dim=1)
+            else:
+                vector_BF = self._laid_out(materialised([], vectors))
+            parts.setdefault("rest", []).append(self.bank.folds[VECTORS](vector_BF))
         empty = next(part[0] for part in parts.values() if part)
         return {
             group: sum(part[1:], start=part[0]) if part else torch.zeros_like(empty)
             for group, part in parts.items()
         }
 
-    def _laid_out(self, vectors: list[Vector]) -> Tensor:
-        """The model's vectors end to end: (B, F), zeros for layers that are not given."""
-        tensors = [vector for _, vector in vectors]
-        names = [name for rule, _ in vectors for name in rule.vector_sizes()]
-        if names == list(self.first_of):
-            return torch.cat(tensors, dim=1)
-        vector_BF = tensors[0].new_zeros(len(tensors[0]), self.size)
-        for rule, vector in vectors:
-            for name, part in rule.split(vector).items():
-                first = self.first_of[name]
-                vector_BF[:, first : first + part.shape[1]] += part
-        return vector_BF
+    def _laid_out(self, per_sample: Gradients) -> Tensor:
+        """The model's vectors end to end: (B, F), zeros for layers that do not reach the loss."""
+        some = next(iter(per_sample.values()))
+        parts = []
+        for name, size in self.sizes.items():
+            part = per_sample.get(name)
+            parts.append(some.new_zeros(len(some), size) if part is None else part.flatten(1))
+        return torch.cat(parts, dim=1)
 
     def groups_of_gradients(self, per_sample: Gradients, step: int) -> dict[str, Tensor]:
         """The same from full gradients (B, *shape), without taps: tests compare the two."""
-        kind, done = self.projection.kind, set()
+        kind, done = self.projection.kind, set(self.sizes)  # vectors are hashed all at once
         groups: dict[str, list[Tensor]] = {}
-        vectors: list[Tensor] = []
-        some = next(iter(per_sample.values()))
         for rule in self.rules:
-            for own, name in sorted(rule.names.items(), key=lambda item: item[0] != "weight"):
-                if name in done:  # a tied parameter's gradient already holds both of its uses
+            for _, name in sorted(rule.names.items(), key=lambda item: item[0] != "weight"):
+                if name in done or name not in per_sample:
                     continue
-                done.add(name)
-                gradient = per_sample.get(name)
-                if own in rule.vectors and kind in TWO_SIDED:
-                    if gradient is None:  # its layer does not reach the loss: zeros
-                        size = int(getattr(rule.module, own).numel())
-                        gradient = some.new_zeros(len(some), size)
-                    vectors.append(gradient)
-                elif gradient is not None:
-                    if kind == "none":
-                        part_BK = gradient.flatten(1)
-                    elif kind == "gaussian":
-                        part_BK = self.projection.dense(name, gradient.flatten(1), step=step)
-                    else:
-                        part_BK = self.bank.matrix(name).of_gradient(gradient)
-                    groups.setdefault(rule.group, []).append(part_BK)
-        if vectors:
-            vector_BF = torch.cat(vectors, dim=1)
+                done.add(name)  # a tied parameter's gradient already holds both of its uses
+                if kind == "none":
+                    part_BK = per_sample[name].flatten(1)
+                elif kind == "gaussian":
+                    part_BK = self.projection.dense(name, per_sample[name].flatten(1), step=step)
+                else:
+                    part_BK = self.bank.matrix(name).of_gradient(per_sample[name])
+                groups.setdefault(rule.group, []).append(part_BK)
+        if self.sizes:
+            vector_BF = self._laid_out(per_sample)
             groups.setdefault("rest", []).append(self.bank.folds[VECTORS](vector_BF))
         if kind == "none":
             return {group: torch.cat(parts, dim=1) for group, parts in groups.items()}
