@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from dograph.choices import GRAPH_HOLDING, Accumulation, Kind, Mode
-from dograph.errors import ConfigError, did_you_mean, shortened
+from dograph.errors import ConfigError, did_you_mean, require_known, shortened
 from dograph.files import load_yaml, package_text
 from dograph.renamed import REMOVED, with_new_names, with_new_settings
 from dograph.types import ENDLESS, BatchSizes, Schedule
@@ -470,12 +470,9 @@ def resolve_config(name: str | None, overrides: Sequence[str]) -> RunConfig:
 
 
 def _preset(name: Any) -> dict[str, Any]:
-    if not isinstance(name, str) or name not in RUN_PRESETS:
-        raise ConfigError(
-            f'"{name}" is neither an existing YAML file, a preset nor a setting (name=value); '
-            f"{did_you_mean(str(name), RUN_PRESETS)}"
-        )
-    return RUN_PRESETS[name]
+    what = f'"{name}" is neither an existing YAML file, a preset nor a setting (name=value)'
+    require_known(str(name), RUN_PRESETS, what)
+    return RUN_PRESETS[str(name)]
 
 
 def parse_override(text: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from dograph.errors import ConfigError, did_you_mean
+from dograph.errors import ConfigError, require_known
 from dograph.sketch.gradients import HALF, undisturbed
 from dograph.sketch.rules import (
     EmbeddingRule,
@@ -153,10 +153,8 @@ def _excluded(model: nn.Module, exclude: tuple[str, ...], canonical: Mapping[int
     for entry in exclude:
         named = [n for n in names if n == entry or n.startswith(f"{entry}.")]
         if not named:
-            raise ConfigError(
-                f'exclude names "{entry}", which is no trainable parameter or module; '
-                f"{did_you_mean(entry, names)}"
-            )
+            what = f'exclude names "{entry}", which is no trainable parameter or module'
+            require_known(entry, names, what)  # raises: it is no name
         left_out |= {names[name] for name in named}
     return left_out
 
