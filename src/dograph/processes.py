@@ -12,13 +12,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final, Self
+from typing import Any, Final
 
 GRACE_SECONDS = 30.0  # for a worker to save its state and exit
 _STOP: Final = "stop"
@@ -59,16 +59,13 @@ class Worker:
 
 
 @dataclass(slots=True)
-class Workers:
+class Workers(AbstractContextManager["Workers"]):
     """At most `number` processes that run `serve` of a module, until the `with` block ends."""
 
     number: int
     module: str
     environment: Mapping[str, str]
     _crew: list[Worker] = field(default_factory=list)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         while self._crew:
