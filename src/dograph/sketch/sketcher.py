@@ -480,10 +480,7 @@ class Sketcher:
             gradients.average_gradients(self.parameters.values())
 
     def _gathered(self, results: Sequence[MicroBatchResult], source_B: Tensor | None) -> Signals:
-        if source_B is not None:
-            source_B = self._rows.gather(source_B)
-        epoch = self.projection.epoch(self.step)
-        rows, step = [self._rows], self.step
-        known: dict[str, Any] = {"step": step, "projection": epoch, "source_B": source_B}
-        self.last_signals = gather_signals(results, rows, **known)
+        known: dict[str, Any] = {"step": self.step, "projection": self.projection.epoch(self.step)}
+        known["source_B"] = None if source_B is None else self._rows.gather(source_B)
+        self.last_signals = gather_signals(results, [self._rows], **known)
         return self.last_signals
