@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from dograph.compare.tables import equal_time_table, tables
+from dograph.compare.tables import TextTable, equal_time_table, tables
 from dograph.report.charts import (
     DotChart,
     DotRow,
@@ -306,24 +306,21 @@ def _compared(one: Comparison) -> list[PageItem]:
     every = [difference_chart(one, name) for name in METRICS]
     charts = [chart for chart in every if chart.rows]
     no_pairs = PageBlock("soft", "No pairs: no method shares a seed with the baseline.")
-    timed: list[PageItem] = []
-    if (at_time := equal_time_table(one.findings)) is not None:
-        timed = [heading("Equal time"), PageBlock("soft", at_time.title)]
-        timed.append(PageTable("equal time", at_time.columns, at_time.rows))
+    at_time = equal_time_table(one.findings)
     return [
-        *timed,
-        heading("Losses"),
-        PageBlock("soft", f"{losses.title}. {METRICS_NOTE}"),
-        PageTable("methods", losses.columns, losses.rows),
-        heading("Cost"),
-        PageBlock("soft", costs.title),
-        PageTable("cost of methods", costs.columns, costs.rows),
+        *([] if at_time is None else _titled("Equal time", "equal time", at_time)),
+        *_titled("Losses", "methods", losses, note=f". {METRICS_NOTE}"),
+        *_titled("Cost", "cost of methods", costs),
         heading("Paired differences"),
         PageBlock("grid", charts) if charts else no_pairs,
-        heading("Loss by method and source"),
-        PageBlock("soft", by_source[0].title),
-        *(PageTable("loss by method and source", own.columns, own.rows) for own in by_source),
+        *_titled("Loss by method and source", "loss by method and source", *by_source),
     ]
+
+
+def _titled(title: str, name: str, *shown: TextTable, note: str = "") -> list[PageItem]:
+    """A heading, what the tables show, and the tables, which have the same title."""
+    pages = [PageTable(name, own.columns, own.rows) for own in shown]
+    return [heading(title), PageBlock("soft", shown[0].title + note), *pages]
 
 
 def difference_chart(one: Comparison, metric: str) -> DotChart:
