@@ -1,6 +1,5 @@
 // What all charts share: a frame with caption and numbers, axes, and drawing at their width.
 
-const charts = new Map(); // from the element of a chart to the function that draws it
 // Also called when a chart is first shown, perhaps inside something that was folded. In the next
 // frame, because drawing may change a height, which the observer would report at once.
 const resized = new ResizeObserver((entries) => {
@@ -10,10 +9,9 @@ const resized = new ResizeObserver((entries) => {
 });
 
 function drawNow(plot) {
-  const draw = charts.get(plot);
-  if (!draw || !plot.clientWidth) return;
+  if (!plot.clientWidth) return; // not shown
   plot.drawnWidth = plot.clientWidth;
-  plot.replaceChildren(...[draw(plot.clientWidth)].flat());
+  plot.replaceChildren(...[plot.draw(plot.clientWidth)].flat());
   document.documentElement.dataset.firstChart ||= String(performance.now()); // benchmarks/page.py
 }
 
@@ -21,7 +19,7 @@ function drawNow(plot) {
 function figure({ title, note, id }, height, draw, above, ...below) {
   const plot = el("div", { class: "plot", id });
   plot.style.minHeight = `${height}px`;
-  charts.set(plot, draw);
+  plot.draw = draw;
   resized.observe(plot);
   const caption = el("figcaption", {}, named(title), note ? el("span", {}, note) : null);
   const node = el("figure", { class: "chart" }, caption, above, plot, below);

@@ -10,7 +10,6 @@ function show(page) {
     document.getElementById(name).replaceChildren(named(data[name]));
   const open = [...document.querySelectorAll("details[open][id]")].map((node) => node.id);
   resized.disconnect();
-  charts.clear();
   usedIds.clear(); // the same parts get the same ids again
   redraw(...Object.keys(data.sections));
   for (const id of open) document.getElementById(id)?.setAttribute("open", "");
