@@ -25,10 +25,9 @@ const BREAKS = /(?<=\w[/_=:])(?=\w\w)|(?<=[^\s/_=:-]{28})(?=\S)/;
 const named = (text) =>
   el("bdi", {}, String(text).split(BREAKS).flatMap((part, k) => (k ? [el("wbr"), part] : part)));
 const soft = (text) => el("p", { class: "soft" }, named(text));
-const isKnown = (value) => value !== null && value !== undefined;
 
 function number(value, digits = 4) {
-  if (!isKnown(value)) return "";
+  if (value === null || value === undefined) return "";
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (size >= 1e5 || size < 1e-4) return value.toExponential(2).replace("e+", "e");
@@ -44,8 +43,6 @@ function signed(value, digits = 4) {
   return (value > 0 ? "+" : "") + (isSmall ? value.toFixed(digits) : number(value, digits));
 }
 
-// Number formats, by the names that cells and charts use.
-const FORMATS = { number, fixed: (value, digits) => value.toFixed(digits) };
 const interval = (ends, write) => (ends ? `[${write(ends.low)}, ${write(ends.high)}]` : "");
 
 function choice(label, id, options, chosen, changed) {
@@ -61,7 +58,8 @@ function entry(cell, tag, look) {
   if (typeof cell === "number") return el(tag, look, number(cell));
   if (cell === null || typeof cell === "string") return el(tag, look, cell && named(cell));
   const { value, interval: ends } = cell.value instanceof Object ? cell.value : cell;
-  const write = (figure) => (isKnown(figure) ? FORMATS[cell.write](figure, cell.digits) : "");
+  const write = (figure) =>
+    cell.write === "fixed" ? (figure?.toFixed(cell.digits) ?? "") : number(figure, cell.digits);
   const below = interval(ends, write);
   return el(tag, look, write(value), below ? el("small", {}, below) : null);
 }
