@@ -28,16 +28,18 @@ function drawDots(box, chart) {
     bottomAxis(marks, x, box, "nats"),
     upright("zero", 0),
   );
+  const letters = Math.floor((box.width - 16) / 7.2); // that fit above a row
   chart.rows.forEach((row, k) => {
     const y = k * ROW + 27;
     const across = (kind, own) =>
       own && svg("line", { class: kind, x1: x(own.low), x2: x(own.high), y1: y, y2: y });
     const { value, interval: overSeeds } = row.difference;
     const label = `${row.name}   ${signed(value)} ${interval(overSeeds, signed)}`;
+    const shown = label.length > letters ? `${label.slice(0, letters - 1)}…` : label;
     const group = svg(
       "g",
       { class: `over ${colour(row.index)}` },
-      svg("text", { x: 8, y: y - 11 }, shorten(label, box.width)),
+      svg("text", { x: 8, y: y - 11 }, shown),
       across("whisker thin", row.over_text),
       across("whisker", overSeeds),
       marker(row.index, `translate(${x(value)},${y}) scale(1.3)`),
@@ -45,9 +47,4 @@ function drawDots(box, chart) {
     picture.append(group);
   });
   return picture;
-}
-
-function shorten(text, width) {
-  const most = Math.floor((width - 16) / 7.2);
-  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
