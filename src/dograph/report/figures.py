@@ -257,9 +257,8 @@ def draw_graph(axis: Any, graph: PlacedGraph, names: Mapping[str, str]) -> None:
         own, where = colour(node["domain"]), place[node["domain"]]
         share, weight = (node_radius(x) for x in (node["share"], node["weight"] or node["share"]))
         axis.add_patch(circle(where, share, facecolor=own, alpha=0.4, zorder=2))
-        ring = circle(where, weight, fill=False, edgecolor=own, linewidth=1.4, zorder=3)
-        ring.set_linestyle(dashes(node["domain"]))
-        axis.add_patch(ring)
+        ring = {"edgecolor": own, "linewidth": 1.4, "linestyle": dashes(node["domain"])}
+        axis.add_patch(circle(where, weight, fill=False, zorder=3, **ring))
         axis.text(*where, str(node["domain"]), ha="center", va="center", zorder=4)
         if words := names.get(str(node["domain"])):
             below = (where[0], where[1] - max(share, weight))
