@@ -66,12 +66,6 @@ MODELS = dict(
 AVERAGE = "average"  # of the tasks
 
 
-def score(table: str, method: str, task: str) -> float | None:
-    """Of a task or of the average; None if the paper does not have the method."""
-    row = DOWNSTREAM[table].get(method)
-    return None if row is None else row[(*TASKS, AVERAGE).index(task)]
-
-
 # tab:pretrain_results, printed as perplexity, but in nats.
 VALIDATION_LOSS = {
     "uniform": 4.13,
