@@ -27,7 +27,7 @@ import torch
 from benchmarks import evidence_arms, measure
 from benchmarks.evidence_arms import PARTS, REPORTED
 from dograph import processes
-from dograph.compare.cells import Cell, Price
+from dograph.compare.cells import Cell
 from dograph.compare.session import train_cells
 from dograph.config import RunConfig, resolve_config
 from dograph.data.corpus import Corpus
@@ -131,7 +131,7 @@ def collect(args: argparse.Namespace, pool: Pool) -> dict[str, str]:
     for asked in dict.fromkeys(cell for part in args.parts for cell in PARTS[part]):
         slug = re.sub(r"[^A-Za-z0-9.-]+", "_", f"{asked.table} {asked.arm} {asked.steps}")
         config = configured(asked, args, args.out / "cells" / f"{slug}-s{asked.seed}")
-        cell = Cell(slug, asked.seed, config, Price(0.0, 0.0))  # nobody asks what it costs
+        cell = Cell(slug, asked.seed, config, step_flops=0.0)  # nobody asks what it costs
         values = (asked.table, asked.arm, asked.seed, config.train.steps, config.model.preset)
         found = dict(zip(NAMES, values, strict=True))
         if _key(found) not in known and (not args.arms or asked.arm in args.arms):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -93,23 +93,16 @@ def _plan(ask: Ask, method: ComparedMethod, seed: int | None, pool: Pool, say: S
     return Planned(file, dict(mixture.weights), *spent, seed, mixture.findings)
 
 
-class Price(NamedTuple):
-    """FLOPs of a run's plan (0: it needs none) and of each of its steps."""
-
-    plan: float
-    step: float
-
-
-def equal_compute(prices: Mapping[str, Price], steps: int) -> dict[str, int]:
+def equal_compute(prices: Mapping[str, tuple[float, float]], steps: int) -> dict[str, int]:
     """Steps of each run if all may spend what the most expensive one spends at `steps`.
 
     Every other run takes as many whole steps as its own plan and step cost leave room for.
+    `prices`: FLOPs of a run's plan (0: it needs none) and of each of its steps.
     """
-    total = max((price.plan + steps * price.step for price in prices.values()), default=0.0)
+    total = max((plan + steps * step for plan, step in prices.values()), default=0.0)
     # 1e-9 of a step is rounding error, and must not cost the most expensive run a step.
     return {
-        key: max(int((total - price.plan) / price.step + 1e-9), steps)
-        for key, price in prices.items()
+        key: max(int((total - plan) / step + 1e-9), steps) for key, (plan, step) in prices.items()
     }
 
 
@@ -120,7 +113,7 @@ class Cell:
     method: str
     seed: int
     config: RunConfig
-    price: Price
+    step_flops: float
     plan: Planned | None = None
     problem: str | None = None
 
@@ -131,7 +124,11 @@ class Cell:
     @property
     def flops(self) -> float:
         """Of training, without the plan."""
-        return self.config.train.steps * self.price.step
+        return self.config.train.steps * self.step_flops
+
+    @property
+    def plan_flops(self) -> float:
+        return self.plan.flops if self.plan else 0.0
 
     @property
     def command(self) -> str:
@@ -156,14 +153,13 @@ def lay_out(ask: Ask, corpus: Corpus, plans: Plans) -> list[Cell]:
         if made is not None:
             static = {"name": "static", "file": str(made.file)}
             changes["mixer"] = config.mixer.model_validate(static)
-        price = Price(made.flops if made else 0.0, step_of[label])
         config = config.model_copy(update=changes)
-        cells.append(Cell(label, seed, config, price, made, problem))
+        cells.append(Cell(label, seed, config, step_of[label], made, problem))
     if ask.budget == "compute":
-        able = {cell.label: cell.price for cell in cells if cell.problem is None}
+        able = {own.label: (own.plan_flops, own.step_flops) for own in cells if not own.problem}
         steps = equal_compute(able, ask.config.train.steps)
         for number, cell in enumerate(cells):
-            if cell.label in able:
+            if cell.label in steps:
                 config = stretched(cell.config, steps[cell.label])
                 cells[number] = replace(cell, config=config)
     return cells

@@ -368,7 +368,7 @@ def _cell(
         command=cell.command,
         steps=cell.config.batches.steps,
         tokens=cell.config.tokens,
-        flops=RunCost(cell.flops, cell.price.plan, cell.flops + cell.price.plan),
+        flops=RunCost(cell.flops, cell.plan_flops, cell.flops + cell.plan_flops),
         error=error,
         **known,
     )
