@@ -107,14 +107,6 @@ class EqualTime:
     worth: float | None  # steps in which the baseline reaches the method's loss, over its own
     most: float  # longest run of the baseline, over its own steps
 
-    @property
-    def worth_text(self) -> str:
-        """`1.07`, or at which end of the measured range it lies."""
-        if self.worth is None:
-            return "-"
-        sign = "<" if self.worth <= 1 else ">" if self.worth >= self.most else ""
-        return f"{sign}{self.worth:.3f}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellFindings:

@@ -119,7 +119,11 @@ def _time_cells(method: MethodFindings) -> list[str]:
         p_holm = "" if found.p_holm is None else f"{found.p_holm:.3f}"
         claim = found.claim if found.is_claimed else ""
         shown += [found.estimate.text("+.4f"), p_holm, claim]
-    return [*shown, own.worth_text, f"{own.time:.3f}"]
+    worth = "-"
+    if own.worth is not None:  # as in `1.07`, or at which end of the measured range it lies
+        sign = "<" if own.worth <= 1 else ">" if own.worth >= own.most else ""
+        worth = f"{sign}{own.worth:.3f}"
+    return [*shown, worth, f"{own.time:.3f}"]
 
 
 def _cost_cells(method: MethodFindings) -> list[str]:
