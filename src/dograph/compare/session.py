@@ -120,11 +120,9 @@ def train_cells(
                 f"{run.path} was trained at another learning rate than the best of --rates now; "
                 "remove the cells of its method, or use another --out"
             )
-    todo = {label: cell for label, cell in todo.items() if label not in results}
-    if not todo:
+    if len(results) == len(todo):
         return results, failures
-    done = len(results)
-    with JobProgress("cells", total=done + len(todo), cached=done) as progress:
+    with JobProgress("cells", total=len(todo), cached=len(results)) as progress:
 
         def on_result(job: Job, result: Result) -> None:
             results[job.label] = result
