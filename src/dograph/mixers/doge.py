@@ -146,8 +146,7 @@ class DoGE(Planner):
         targets = self.options.targets or []
         require_sources("targets", targets, lab.tokens)
         trained = [name for name in lab.tokens if name not in targets]
-        shared = set(DoGEUpdate.model_fields)
-        given = self.options.model_dump(include=shared, exclude_none=True)
+        given = self.options.model_dump(include=set(DoGEUpdate.model_fields), exclude_none=True)
         label, mixer = f"proxy, mu {self.options.mu:g}", {"name": "doge-proxy", **given}
         [result] = lab.train([Proxy(label, mixer, self.options.seed, SETTINGS)])
         found = source_weights.learned_weights(result.state, trained)

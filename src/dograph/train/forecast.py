@@ -357,9 +357,8 @@ def planned_epochs(config: RunConfig, sampler: Sampler, mixer: Mixer) -> dict[st
     """Epochs of each source at the end of the run, by the mixer's known schedule."""
     entry, batches = sampler.log.entries[-1], config.batches
     stages = [(batches.step_at(step), mix) for step, mix in sorted(mixer.schedule().items())]
-    later = [(step, mix) for step, mix in stages if entry.step < step]
     weights = {entry.step: entry.weight_S}
-    weights |= {step: sampler.weights_of(mixture) for step, mixture in later}
+    weights |= {step: sampler.weights_of(mix) for step, mix in stages if entry.step < step}
     ends, planned_S = [*list(weights)[1:], batches.steps], entry.drawn_S.astype(float)
     for (step, weight_S), end in zip(weights.items(), ends, strict=True):
         drawn = batches.drawn(min(end, batches.steps)) - batches.drawn(step)
