@@ -153,11 +153,6 @@ class MethodFindings:
     differences: Contrasts | None = None  # None for the baseline
     equal_time: EqualTime | None = None  # with --match time, for all but the baseline
 
-    @property
-    def proxies(self) -> int:
-        """Proxies of a plan, or of all its plans if every seed has its own."""
-        return sum(plan.proxies for plan in self.plans)
-
     def difference(self, name: str) -> Contrast | None:
         """To the baseline, in a summary or a source; None if no pair of runs has a finite one."""
         own = self.differences and self.differences[name]

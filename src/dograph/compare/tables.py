@@ -130,7 +130,7 @@ def _cost_cells(method: MethodFindings) -> list[str]:
     flops, seconds, most = method.flops, method.seconds, method.most_epochs
     return [
         ", ".join(method.needs),
-        str(method.proxies or ""),
+        str(sum(plan.proxies for plan in method.plans) or ""),  # of all, if seeds have their own
         " ".join(f"{steps:,}" for steps in method.steps),
         f"{flops.total:.3g}",
         f"{flops.plan / flops.total:.0%}" if flops.plan else "",
