@@ -35,7 +35,6 @@ from dograph.data.corpus import Corpus, even_blocks, spaced_blocks
 from dograph.domains.graph import DomainGraph
 from dograph.files import write_bytes, write_json
 from dograph.mixers.base import Mixer, read_together
-from dograph.models.loss import PerSampleLoss
 from dograph.records import Row, unpacked
 from dograph.sketch.gradients import undisturbed
 from dograph.sketch.projection import Projection
@@ -313,10 +312,8 @@ class RunFiles:
 class Probes:
     """Takes the probes of a run; none if the mixer needs no sketches."""
 
-    def __init__(
-        self, run: RunDirectory, corpus: Corpus, model: PerSampleLoss, step: TrainStep
-    ) -> None:
-        self.run, self.model, self.sources = run, model, corpus.sources
+    def __init__(self, run: RunDirectory, corpus: Corpus, step: TrainStep) -> None:
+        self.run, self.model, self.sources = run, step.loss, corpus.sources
         self.config, self.world, self.mixer = step.config, step.world, step.mixer
         self.sketcher, train, probe = step.sketcher, step.config.train, step.config.probe
         wanted = probe.rows if "sketch" in self.mixer.needs else 0

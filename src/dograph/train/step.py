@@ -97,10 +97,10 @@ class TrainStep:
         self.halted = torch.zeros((), device=world.device)
         loss, sketch = unwrapped(model), config.sketch
         assert isinstance(loss, PerSampleLoss)
-        self.vocab_size = loss.vocab_size
+        self.loss = loss
         self.reference: PerSampleLoss | None = None
         if "reference_loss" in mixer.needs:
-            self.reference = open_reference(config, mixer, self.vocab_size, world)
+            self.reference = open_reference(config, mixer, loss.vocab_size, world)
         self.sketcher: Sketcher | None = None
         self.samples_watch: SampleWatch | None = None
         if (on_spike := config.train.on_spike) is not None:
@@ -302,7 +302,7 @@ class TrainStep:
             projection=self.projection_epoch(step),
             lr=rate_of(step, self.config, self.plans),
             counted=tuple(self.batches.counted(made) for made in (step, step + 1)),
-            vocab_size=self.vocab_size,
+            vocab_size=self.loss.vocab_size,
         )
 
     def projection_epoch(self, step: int) -> int:

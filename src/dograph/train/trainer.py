@@ -179,7 +179,7 @@ class Trainer:
             self.state.meters["noise"] = self.noise
         if self.step.samples_watch is not None:
             self.state.meters["watch"] = self.step.samples_watch
-        self.probes = metrics.Probes(run, self.corpus, model, self.step)
+        self.probes = metrics.Probes(run, self.corpus, self.step)
         self.files = metrics.RunFiles(config, run, mixer, main=world.is_main)
         self.progress = Progress(silent=True)  # until `train`
         self.bytes_per_token = self.corpus.bytes_per_token("train")

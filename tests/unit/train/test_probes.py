@@ -63,7 +63,7 @@ class Started:
         for n in range(steps):
             self.step(self.loader.load(n), n)
         self.run = RunDirectory(path)
-        self.probes = Probes(self.run, corpus, self.model, self.step)
+        self.probes = Probes(self.run, corpus, self.step)
 
     def take(self, step):
         self.probes.take(step)
@@ -226,7 +226,7 @@ def test_none_are_taken_where_none_are_wanted(corpus, tmp_path, override, step):
         natural = build_mixer("natural", {})
         optimizer = started.step.optimizer
         started.step = TrainStep(started.config, CPU, started.model, optimizer, natural)
-    probes = Probes(started.run, corpus, started.model, started.step)
+    probes = Probes(started.run, corpus, started.step)
     probes.take(step)
     assert not (tmp_path / "run" / "probes").exists()
 
