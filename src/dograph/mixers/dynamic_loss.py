@@ -69,10 +69,8 @@ class DynamicLoss(Mixer):
         loss_B = signals.loss_B.detach()
         equal_B = torch.full_like(loss_B, 1 / signals.num_samples)
         weight_B = loss_weights(loss_B, self.options.strategy, self.options.temperature)
-        finite = all_finite(loss_B, weight_B)
-        if signals.step < self.warmup_steps:
-            weight_B = equal_B
-        weight_B = torch.where(finite, weight_B, equal_B)
+        usable = all_finite(loss_B, weight_B) & (signals.step >= self.warmup_steps)
+        weight_B = torch.where(usable, weight_B, equal_B)
         self._report = {"weights/max_relative_weight": signals.num_samples * weight_B.max()}
         return weight_B
 
