@@ -305,10 +305,11 @@ def copy_documents(
         yield document_D
 
 
-def pieces(value_N: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """A memory-mapped array piece by piece, each with the index of its first element."""
-    for first in range(0, len(value_N), PIECE):
-        yield first, value_N[first : first + PIECE]
+def pieces(value_N: np.ndarray, size: int | None = None) -> Iterator[tuple[int, np.ndarray]]:
+    """An array in pieces of `size` elements (PIECE), each with the index of its first one."""
+    size = size or PIECE
+    for first in range(0, len(value_N), size):
+        yield first, value_N[first : first + size]
 
 
 def publish(

@@ -11,7 +11,7 @@ Shapes: D documents, F features, K groups, N tokens, V vocabulary.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -57,8 +57,8 @@ class Nearest:
     """
 
     def __init__(self, stratum: StratumTokens, sample_D: np.ndarray, most: int, seed: int) -> None:
-        self.salt, parts = key64(seed, "strata", "hash"), chunks(len(sample_D))
-        features = [ngram_features(stratum, sample_D[chunk_D], self.salt) for chunk_D in parts]
+        self.salt, parts = key64(seed, "strata", "hash"), pieces(sample_D, CHUNK_DOCUMENTS)
+        features = [ngram_features(stratum, chunk_D, self.salt) for _, chunk_D in parts]
         feature_DF = np.concatenate(features)
         self.mean_F = feature_DF.mean(axis=0)  # subtracted first: it is common to all groups
         rng = stream(seed, "strata", "kmeans", stratum.entry.source)
@@ -74,8 +74,8 @@ class Nearest:
 def _labelled(stratum: StratumTokens, assign: Assign) -> np.ndarray:
     """The group of every document, (D,)."""
     label_D = np.empty(stratum.entry.documents, np.int32)
-    for chunk_D in chunks(len(label_D)):
-        label_D[chunk_D] = assign(stratum, chunk_D)
+    for first, own_D in pieces(label_D, CHUNK_DOCUMENTS):
+        own_D[:] = assign(stratum, first + np.arange(len(own_D)))
     return label_D
 
 
@@ -141,12 +141,6 @@ def moved_centres(unit_DF: np.ndarray, centre_KF: np.ndarray) -> np.ndarray:
     return moved_KF
 
 
-def chunks(num_documents: int) -> Iterator[np.ndarray]:
-    """The numbers from 0 to `num_documents`, a chunk at a time."""
-    for start in range(0, num_documents, CHUNK_DOCUMENTS):
-        yield np.arange(start, min(start + CHUNK_DOCUMENTS, num_documents))
-
-
 def _unit(vector_DF: np.ndarray) -> np.ndarray:
     """Rows scaled to length 1; a row of zeros stays."""
     length_D = np.linalg.norm(vector_DF, axis=1, keepdims=True)
@@ -207,13 +201,13 @@ def _ranked_by_size(stratum: StratumTokens, nearest: Nearest) -> np.ndarray:
     """Assign the training documents and renumber the groups: largest first, none empty."""
     label_D = _labelled(stratum, nearest)
     tokens_K = np.zeros(len(nearest.centre_KF), dtype=np.int64)
-    for chunk_D in chunks(len(label_D)):
-        start_D, end_D = stratum.spans(chunk_D)
-        np.add.at(tokens_K, label_D[chunk_D], end_D - start_D)
+    for first, own_D in pieces(label_D):
+        start_D, end_D = stratum.spans(first + np.arange(len(own_D)))
+        np.add.at(tokens_K, own_D, end_D - start_D)
     order_K = np.argsort(-tokens_K, kind="stable")
     rank_K = np.argsort(order_K)
-    for chunk_D in chunks(len(label_D)):
-        label_D[chunk_D] = rank_K[label_D[chunk_D]]
+    for _, own_D in pieces(label_D):
+        own_D[:] = rank_K[own_D]
     nearest.centre_KF = nearest.centre_KF[order_K[: np.count_nonzero(tokens_K)]]
     return label_D
 
@@ -223,12 +217,12 @@ def _write_strata(
 ) -> list[StratumEntry]:
     """Copy the documents of each group, in document order, to files of its own: their entries."""
     old, directory, token_N = stratum.entry, stratum.directory, stratum.token_N
-    labels = (label_D[chunk_D].tolist() for chunk_D in chunks(len(label_D)))
-    sizes = Counter(group for some in labels for group in some)
+    sizes = Counter(group for _, own_D in pieces(label_D) for group in own_D.tolist())
     entries = []
     for group, num_documents in sorted(sizes.items()):
         file, documents_file = _new_files(old, group)
-        own = (chunk_D[label_D[chunk_D] == group] for chunk_D in chunks(len(label_D)))
+        parts = pieces(label_D, CHUNK_DOCUMENTS)
+        own = (first + np.flatnonzero(part_D == group) for first, part_D in parts)
         members = ((stratum.spans(own_D)[0], stratum.documents[own_D]) for own_D in own)
         with open(directory / file, "wb") as output:
             copied = copy_documents(output, token_N, members)
