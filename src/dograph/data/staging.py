@@ -43,7 +43,6 @@ SPLITS: tuple[Split, ...] = ("train", "validation")
 PIECE = 1 << 20  # elements of a mapped array that are read at a time
 MOST_NAMES = 20  # of files or sources, in an option that the manifest records
 _JOURNAL = "journal.json"
-_BLOCK_DOCUMENTS = 1 << 16
 # Options that do not decide the result: bad_records matters only if there are bad records, which
 # the journal counts, and left_out names files that are not read.
 _INDECISIVE = ("bad_records", "left_out")
@@ -67,12 +66,6 @@ class Output(BaseModel):
     @property
     def raw_dtype(self) -> np.dtype:
         return SCORED_RAW_DTYPE if self.scored else RAW_DOCUMENT_DTYPE
-
-    def blocks(self) -> Iterator[np.ndarray]:
-        """The documents, block by block, of `raw_dtype`."""
-        with open(self.stem.with_suffix(".documents"), "rb") as file:
-            while len(block := np.fromfile(file, self.raw_dtype, _BLOCK_DOCUMENTS)):
-                yield block
 
 
 class Recorded(BaseModel):
@@ -207,7 +200,9 @@ def finish(options: PrepareOptions, inputs: list[Input], journal: Journal) -> Ma
                 continue
             tokens, documents = f"{split}/{stem}.bin", f"{split}/{stem}.documents.npy"
             link(output.stem.with_suffix(".tokens"), built / tokens)
-            write_document_index(built / documents, output.blocks(), output.documents)
+            raw_D = np.memmap(output.stem.with_suffix(".documents"), output.raw_dtype, "r")
+            blocks = (block_D for _, block_D in pieces(raw_D))
+            write_document_index(built / documents, blocks, output.documents)
             counts = output.model_dump(include={"source", "tokens", "documents", "bytes"})
             files = {"file": tokens, "documents_file": documents}
             sha256 = sha256_of(built / tokens)
