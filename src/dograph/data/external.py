@@ -125,12 +125,9 @@ def open_nanogpt(path: Path) -> np.memmap:
 
 def document_ends(token_N: np.ndarray, eot_id: int | None) -> Iterator[np.ndarray]:
     """One past each end-of-text token, and the end of the file."""
-    last = 0
-    for first, block in pieces(token_N):
-        if eot_id is not None and len(end_D := first + np.flatnonzero(block == eot_id) + 1):
-            last = int(end_D[-1])
-            yield end_D
-    if last < len(token_N):
+    for first, block in pieces(token_N) if eot_id is not None else ():
+        yield first + np.flatnonzero(block == eot_id) + 1
+    if token_N[-1] != eot_id:
         yield np.array([len(token_N)], np.int64)
 
 
