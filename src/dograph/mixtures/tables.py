@@ -79,8 +79,7 @@ class MixtureTable:
         ):
             if value_NK.shape != (shape := (len(self.runs), len(names))):
                 raise ConfigError(f"{what} must have the shape {shape}, got {value_NK.shape}")
-        bad_N = ~np.isfinite(self.weight_NS).all(1) | (self.weight_NS < 0).any(1)
-        bad_N |= ~(np.abs(self.weight_NS.sum(1) - 1) <= 1e-6)
+        bad_N = (self.weight_NS < 0).any(1) | ~(np.abs(self.weight_NS.sum(1) - 1) <= 1e-6)
         for wrong_N, rule in (
             (bad_N, "weights must be finite, >= 0 and sum to 1 in every run"),
             (np.isinf(self.loss_NV).any(1), "losses must be finite, or NaN where they are missing"),
