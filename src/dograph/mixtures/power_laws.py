@@ -222,16 +222,13 @@ def fit_step_laws(
     shortest curve, at most 5 (the authors hold out 5 to choose among 5500 random starts).
     """
     laws = fit_power_laws(curves, delta=STEP_DELTA, group_J=group_J)
-    in_sample = mean_error(laws, curves)
     shortest = min(len(curve.x_X) for curve in curves)
     late = min(MOST_HELD_OUT, shortest // 5)
-    if not late:
-        note = f"curves of {shortest} points: too short for a held-out error"
-        return CurveLaws(laws, in_sample, None, (note,))
     rank_J = [x_X.argsort(kind="stable").argsort() for x_X, _ in curves]  # by tokens
     late_J = [rank_X >= len(rank_X) - late for rank_X in rank_J]
-    held_out = _held_out(curves, late_J, delta=STEP_DELTA, group_J=group_J)
-    return CurveLaws(laws, in_sample, held_out)
+    held_out = _held_out(curves, late_J, delta=STEP_DELTA, group_J=group_J) if late else None
+    notes = () if late else (f"curves of {shortest} points: too short for a held-out error",)
+    return CurveLaws(laws, mean_error(laws, curves), held_out, notes)
 
 
 def _held_out(curves: Sequence[LossCurve], late_J: Sequence[np.ndarray], **how: Any) -> float:
