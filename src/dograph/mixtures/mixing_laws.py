@@ -41,7 +41,7 @@ def huber(error_BN: np.ndarray, delta: float) -> tuple[np.ndarray, np.ndarray, n
     return value_B, slope_BN, weight_BN
 
 
-def _descend_together(fit: "ExponentialFit", point_BP: np.ndarray) -> np.ndarray:
+def _descend_together(fit: "ExponentialFit", start_BP: np.ndarray) -> np.ndarray:
     """Levenberg-Marquardt steps within the bounds from every start; the ends, lowest first.
 
     Huber's loss enters by the weights of `huber`. Parameters at a bound that the slope pushes
@@ -56,7 +56,7 @@ def _descend_together(fit: "ExponentialFit", point_BP: np.ndarray) -> np.ndarray
         value_B = value_B + np.square(penalty_BR).sum(axis=1) / 2
         return value_B, residual_BR, np.hstack([weight_BN, np.ones_like(penalty_BR)])
 
-    damping_B = np.full(len(point_BP), 1e-3)
+    point_BP, damping_B = start_BP.copy(), np.full(len(start_BP), 1e-3)
     value_B, residual_BR, weight_BR = loss(point_BP)
     for _ in range(FIRST_STEPS):
         jacobian_BRP = fit.jacobian(point_BP)
@@ -72,12 +72,10 @@ def _descend_together(fit: "ExponentialFit", point_BP: np.ndarray) -> np.ndarray
         length_B1 = np.linalg.norm(step_BP[:, 1:], axis=1, keepdims=True)
         step_BP /= np.maximum(length_B1 / LONGEST_STEP, 1.0)
         trial_BP = np.maximum(point_BP - step_BP, fit.low_P)
-        trial_B, trial_residual_BR, trial_weight_BR = loss(trial_BP)
-        lower_B = trial_B < value_B
-        point_BP = np.where(lower_B[:, None], trial_BP, point_BP)
-        residual_BR = np.where(lower_B[:, None], trial_residual_BR, residual_BR)
-        weight_BR = np.where(lower_B[:, None], trial_weight_BR, weight_BR)
-        value_B = np.where(lower_B, trial_B, value_B)
+        trial = (*loss(trial_BP), trial_BP)
+        lower_B = trial[0] < value_B
+        for kept, tried in zip((value_B, residual_BR, weight_BR, point_BP), trial, strict=True):
+            kept[lower_B] = tried[lower_B]
         damping_B = np.clip(np.where(lower_B, damping_B / 5, damping_B * 4), 1e-12, 1e8)
     return point_BP[np.argsort(value_B, kind="stable")]
 
