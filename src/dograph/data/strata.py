@@ -144,8 +144,7 @@ def moved_centres(unit_DF: np.ndarray, centre_KF: np.ndarray) -> np.ndarray:
 def _unit(vector_DF: np.ndarray) -> np.ndarray:
     """Rows scaled to length 1; a row of zeros stays."""
     length_D = np.linalg.norm(vector_DF, axis=1, keepdims=True)
-    unit_DF: np.ndarray = vector_DF / np.where(length_D > 0, length_D, 1)
-    return unit_DF
+    return vector_DF / np.where(length_D > 0, length_D, 1)
 
 
 def split_into_strata(directory: Path, manifest: Manifest, num_strata: int, seed: int) -> Manifest:

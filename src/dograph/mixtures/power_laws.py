@@ -30,8 +30,7 @@ class PowerLaw:
 
     def predict(self, x: np.ndarray | float) -> np.ndarray:
         """Losses at these tokens or sizes."""
-        loss: np.ndarray = self.c + np.exp(self.alpha * (self.log_x0 - np.log(x)))
-        return loss
+        return self.c + np.exp(self.alpha * (self.log_x0 - np.log(x)))
 
 
 class LossCurve(NamedTuple):
