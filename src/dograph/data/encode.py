@@ -132,19 +132,17 @@ def end_of_text(tokenizer: Tokenizer, given: str | None, eos: str | None) -> int
     )
 
 
-def place_tokenizer(
-    given: TokenizerFile, folder: Path, name: str, eot: str | None, eot_id: int | None = None
-) -> TokenizerEntry:
-    """Write a tokenizer into a folder; `eot` or `eot_id` replaces its own end-of-text token."""
-    path = folder / TOKENIZER_FILE
+def place_tokenizer(given: TokenizerFile, folder: Path, options: PrepareOptions) -> TokenizerEntry:
+    """Write a tokenizer into a folder; --eot replaces its own end-of-text token."""
+    path, eot_id = folder / TOKENIZER_FILE, options.eot_id
     write_text(path, given.content)
-    tokenizer = open_tokenizer(path, name)
+    tokenizer = open_tokenizer(path, options.tokenizer)
     return TokenizerEntry(
-        name=name,
+        name=options.tokenizer,
         file=TOKENIZER_FILE,
         sha256=sha256_of(path),
         vocab_size=max(tokenizer.get_vocab().values()) + 1,  # ids may have gaps
-        eot_id=end_of_text(tokenizer, eot, given.eos) if eot_id is None else eot_id,
+        eot_id=end_of_text(tokenizer, options.eot, given.eos) if eot_id is None else eot_id,
     )
 
 

@@ -155,7 +155,7 @@ def prepare_external(
     vocab_size, eot_id, bytes_V = options.vocab_size, options.eot_id, None
     tokenizer = None
     if given is not None:
-        tokenizer = place_tokenizer(given, built, options.tokenizer, options.eot, eot_id)
+        tokenizer = place_tokenizer(given, built, options)
         vocab_size, eot_id = tokenizer.vocab_size, tokenizer.eot_id
         bytes_V = token_bytes(built / TOKENIZER_FILE, eot_id)
     parts: list[_Part] = []

@@ -139,7 +139,7 @@ class Preparation:
                 self.report(PreparationProgress("training the tokenizer"))
                 texts = sample_texts(options, inputs)
                 given = TokenizerFile(train_bpe(texts, options.bpe_vocab_size), None)
-            tokenizer = place_tokenizer(given, self.folder, options.tokenizer, options.eot)
+            tokenizer = place_tokenizer(given, self.folder, options)
             journal = staging.Journal(**recorded.model_dump(), tokenizer=tokenizer)
             journal.write(self.folder)
         journal.options = recorded.options
