@@ -5,6 +5,7 @@ in which the mixtures vary.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -99,10 +100,8 @@ def lowest_huber(fit: "ExponentialFit", start_BP: np.ndarray) -> tuple[np.ndarra
 
     how: dict[str, Any] = {"method": "dogbox", "bounds": (fit.low_P, np.inf), "x_scale": "jac"}
     how |= {"loss": rho, "f_scale": fit.delta, "ftol": 1e-15, "xtol": 1e-15, "gtol": 1e-15}
-
-    def descend(start_P: np.ndarray) -> Any:
-        return least_squares(fit.residual, start_P, fit.jacobian, max_nfev=MOST_STEPS, **how)
-
+    how |= {"jac": fit.jacobian, "max_nfev": MOST_STEPS}
+    descend = partial(least_squares, fit.residual, **how)
     # A trial step that is far too long may overflow: it is rejected, and its warnings are noise.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         chosen: list[np.ndarray] = []
