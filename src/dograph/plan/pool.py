@@ -58,7 +58,6 @@ class Failure:
     trace: str
 
 
-OnDone = Callable[[Job, Result], None]
 OnStart = Callable[[Job], None]
 OnDeath = Callable[[Job, str], None]
 Work = Generator[tuple[int, Result | Failure] | None, None, None]
@@ -99,7 +98,7 @@ class Pool(AbstractContextManager["Pool", None]):
     def run(
         self,
         jobs: Sequence[Job],
-        on_done: OnDone = lambda job, result: None,
+        on_done: Callable[[Job, Result], None] = lambda job, result: None,
         on_start: OnStart = lambda job: None,
         on_death: OnDeath = lambda job, how: None,
     ) -> list[Result]:
