@@ -67,25 +67,22 @@ class HeadLoss(nn.Module):
         return self._layer[0]
 
     def forward(self, hidden_BTD: Tensor, target_BT: Tensor, per_token: bool = False) -> Tensor:
-        logits_BTV = self.layer(hidden_BTD)
-        nll_N = self.nll(logits_BTV.flatten(0, 1), target_BT.flatten())
-        nll_BT = nll_N.view_as(target_BT)
-        return nll_BT if per_token else mean_over_predictions(nll_BT)
-
-    def nll(self, logits_NV: Tensor, target_N: Tensor) -> Tensor:
+        logits_NV, target_N = self.layer(hidden_BTD).flatten(0, 1), target_BT.flatten()
         if usable(logits_NV) and logits_NV.dtype in (*HALF, torch.float32):
             from dograph.kernels.cross_entropy import CrossEntropy
 
             given = (logits_NV.contiguous(), target_N, self.vocab_size, tapped_rule(self.layer))
             nll_N: Tensor = CrossEntropy.apply(*given)  # type: ignore[no-untyped-call]
-            return nll_N
-        ours = logits_NV.dtype != torch.float32  # then .float() makes a copy that we may change
-        logits_NV = logits_NV.float()
-        if logits_NV.shape[-1] > self.vocab_size:
-            padding_V = torch.arange(logits_NV.shape[-1], device=logits_NV.device)
-            fill = logits_NV.masked_fill_ if ours else logits_NV.masked_fill
-            logits_NV = fill(padding_V >= self.vocab_size, -torch.inf)
-        return F.cross_entropy(logits_NV, target_N, reduction="none", ignore_index=IGNORED)
+        else:
+            ours = logits_NV.dtype != torch.float32  # then .float() makes a copy that we may change
+            logits_NV = logits_NV.float()
+            if logits_NV.shape[-1] > self.vocab_size:
+                padding_V = torch.arange(logits_NV.shape[-1], device=logits_NV.device)
+                fill = logits_NV.masked_fill_ if ours else logits_NV.masked_fill
+                logits_NV = fill(padding_V >= self.vocab_size, -torch.inf)
+            nll_N = F.cross_entropy(logits_NV, target_N, reduction="none", ignore_index=IGNORED)
+        nll_BT = nll_N.view_as(target_BT)
+        return nll_BT if per_token else mean_over_predictions(nll_BT)
 
 
 def mean_over_predictions(nll_BT: Tensor) -> Tensor:
