@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from dograph.data.corpus import Corpus
-from dograph.data.strata import chunks, ngram_features, spherical_kmeans
+from dograph.data.staging import pieces
+from dograph.data.strata import CHUNK_DOCUMENTS, ngram_features, spherical_kmeans
 from dograph.errors import ConfigError, DographError
 from dograph.files import write_text
 from dograph.progress import Progress
@@ -40,7 +41,8 @@ def sampled_features(corpus: Corpus, sources: Sequence[str], number: int, seed: 
     for stratum, end in zip(strata, end_of, strict=True):
         first = end - stratum.entry.documents
         own_N = chosen_N[(chosen_N >= first) & (chosen_N < end)] - first
-        parts += [ngram_features(stratum, own_N[chunk_N], salt) for chunk_N in chunks(len(own_N))]
+        chunks = pieces(own_N, CHUNK_DOCUMENTS)
+        parts += [ngram_features(stratum, chunk_N, salt) for _, chunk_N in chunks]
     return np.concatenate(parts)
 
 
