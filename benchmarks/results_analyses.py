@@ -148,7 +148,8 @@ def worth(cells: Cells) -> list[str]:
         "These rows were run in `full`: **at equal time they do not win**, since the gain is worth",
         "fewer steps than it costs. All of this is an estimate, from two lengths with different",
         "seeds and prices of other runs; `dograph compare --match time` measures it, and the first",
-        "three seeds of that are in [the log](log.md): `full` above plain, `head` below.",
+        "three seeds of that are in [the log](log.md): `full` above plain, `head` below, neither",
+        "claimed.",
         "",
     ]
 

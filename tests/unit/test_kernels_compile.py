@@ -68,7 +68,7 @@ def compiled(monkeypatch):
 @pytest.mark.parametrize("spherical", [False, True])
 @pytest.mark.parametrize(
     ("size", "num_domains"),
-    [(8, 3), (48, 11), (192, 11), pytest.param(1024, 64, marks=pytest.mark.slow)],
+    [(8, 3), (48, 11), (192, 11), (40, 33), pytest.param(1024, 64, marks=pytest.mark.slow)],
 )
 def test_domains_and_their_weights(compiled, size, num_domains, spherical):
     cluster = KMeans(num_domains, spherical, 3, 0)

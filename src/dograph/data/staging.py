@@ -301,7 +301,7 @@ def copy_documents(
 
 
 def pieces(value_N: np.ndarray, size: int | None = None) -> Iterator[tuple[int, np.ndarray]]:
-    """An array in pieces of `size` elements (PIECE), each with the index of its first one."""
+    """An array in pieces of `size` elements, PIECE if not given, each with its first index."""
     size = size or PIECE
     for first in range(0, len(value_N), size):
         yield first, value_N[first : first + size]

@@ -56,7 +56,7 @@ def _in_order_of_value(point_BK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _sorted_space(point_BK: Tensor, normalise: bool) -> Sorted:
-    """The same and the space, for kernels: by two of them, or in plain PyTorch."""
+    """Samples in that order, their Gram and the space, for kernels: by two of them if few."""
     if len(point_BK) <= IN_REGISTERS:
         from dograph.kernels.gram import sorted_space
 
@@ -218,7 +218,7 @@ class KMeans:
         return Clustering(label_B, inertia_R.amin().to(dtype))
 
     def domains(self, sketch_BK: Tensor, step: int) -> Domains:
-        """`partition` by the labels of `__call__`; six launches on a GPU for up to 128 samples."""
+        """`partition` by the labels of `__call__`; on a GPU by a few launches."""
         if not usable(sketch_BK, len(sketch_BK), self.num_domains):
             return partition(sketch_BK, self(sketch_BK, step), self.num_domains)
         from dograph.kernels.partition import domains_by_kernel

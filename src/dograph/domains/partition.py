@@ -11,7 +11,7 @@ from torch import Tensor
 from dograph.kernels import usable
 from dograph.types import Domains
 
-MOST_SAMPLES = 4096  # of the kernel in `share_out`, which is one program
+MOST_SHARED_OUT = 4096  # of the kernel in `share_out`, which is one program
 NORM_FLOOR = 0.1  # gradient norms are at least this fraction of the batch's median
 
 
@@ -187,7 +187,7 @@ def share_out(
 
     Equal weights if `finite` is False or a weight is not finite. One kernel on a GPU.
     """
-    if len(domains.label_B) <= MOST_SAMPLES and usable(weight_M):
+    if len(domains.label_B) <= MOST_SHARED_OUT and usable(weight_M):
         from dograph.kernels.sample_weights import share_out_by_kernel
 
         return share_out_by_kernel(domains, weight_M, finite, floor)

@@ -1,4 +1,4 @@
-"""Triton: K-means with one program per restart, in float64; several for the largest batches.
+"""Triton: K-means with one program per restart, in float64; several for larger batches.
 
 The twin is `_restarted` of dograph.domains.kmeans, which has the formulas. A restart stops when
 its labels no longer change: further iterations would not change them either. The Gram is read at
