@@ -75,10 +75,10 @@ class FixedWeights:
 
 
 def unequal(num_samples: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Weights of which no two are equal; the second is negative."""
+    """Weights of which no two are equal, which sum to 1; the second is negative."""
     weight_B = torch.linspace(0.4, 1.7, num_samples, dtype=torch.float64).cos().abs() + 0.1
     weight_B[1:2] *= -1
-    return weight_B.to(dtype)
+    return (weight_B / weight_B.sum()).to(dtype)
 
 
 def some_tokens(num_samples: int = 5, num_tokens: int = 8, vocabulary: int = VOCABULARY) -> Tensor:

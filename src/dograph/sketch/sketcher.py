@@ -75,6 +75,8 @@ class Sketcher:
         require_known(mode, MODES, f"mode={mode!r} is not known")
         if check not in get_args(Check):
             raise ConfigError(f"check={check!r}: give {', '.join(get_args(Check))}")
+        if not isinstance(head, nn.Module | None):
+            raise ConfigError(f"head={head!r}: give a layer of the model, such as model.lm_head")
         self.wrapper, self.model = model, gradients.unwrapped(model)
         self.mode, self.top_blocks, self.check = mode, top_blocks, check
         self.projection = Projection(dim=dim, kind=projection, seed=seed, refresh=refresh)
@@ -141,10 +143,10 @@ class Sketcher:
     @contextmanager
     def record(self, token_BT: Tensor, step: int = 0) -> Iterator[None]:
         """Inside it layers are tapped; call backward inside too: it reruns checkpointed layers."""
-        if token_BT.dim() < 2:
-            raise ConfigError(
-                f"record needs a batch of shape (samples, tokens), got {tuple(token_BT.shape)}"
-            )
+        is_tensor = isinstance(token_BT, Tensor)
+        if not is_tensor or token_BT.dim() < 2:
+            given = tuple(token_BT.shape) if is_tensor else type(token_BT).__name__
+            raise ConfigError(f"record needs a batch of shape (samples, tokens), got {given}")
         self.prepare(step)
         # A batch of one sample says little: any order of axes is right for it.
         due = self._num_checked < min(len(token_BT), 2)
@@ -465,9 +467,17 @@ class Sketcher:
         self, results: Sequence[MicroBatchResult], mixer: Weighs, source_B: Tensor | None
     ) -> Tensor:
         """This rank's weights; distances of sketches need float32 where the caller has autocast."""
-        signals = self._gathered(results, source_B)
+        if isinstance(mixer, type) or not hasattr(mixer, "weigh"):
+            raise ConfigError(f"give a mixer, such as DoGraph(), not {mixer!r}")
+        is_first, signals = self.last_signals is None, self._gathered(results, source_B)
         with torch.autocast(results[0].loss_B.device.type, enabled=False):
-            return self.local(mixer.weigh(signals))
+            weight_B = mixer.weigh(signals)
+        if is_first and abs((total := float(weight_B.sum())) - 1) > 1e-3:  # once, since it waits
+            name = type(mixer).__name__
+            logger.warning(
+                "the weights of %s sum to %.4g, not to 1, so the gradient is no mean", name, total
+            )
+        return self.local(weight_B)
 
     def local(self, weight_B: Tensor) -> Tensor:
         """This rank's weights, times the world size because wrappers average over ranks."""

@@ -34,11 +34,49 @@ def sketched(tiny, sketcher, token_BT):
         ),
         ({"mode": "topdown", "top_blocks": 0}, r"top_blocks=0, but transformer\.h has 2 blocks"),
         ({"mode": "topdown", "top_blocks": 3}, r"top_blocks=3.*give 1 to 2"),
+        ({"mode": "head", "head": "lm_head"}, r"head='lm_head': give a layer of the model"),
     ],
 )
 def test_bad_settings(tiny, options, message):
     with pytest.raises(ConfigError, match=message):
         Sketcher(tiny.gpt2(), **{"dim": 80, **options})
+
+
+@pytest.mark.parametrize("batch", [0, None, {"input_ids": 1}, torch.arange(4)])
+def test_what_is_no_batch_is_refused(tiny, batch):
+    sketcher = Sketcher(tiny.gpt2(), dim=80)
+    with pytest.raises(ConfigError, match=r"shape \(samples, tokens\), got \(?\w+"):
+        sketcher.record(batch).__enter__()
+
+
+class Doubled:
+    def weigh(self, signals):
+        return torch.full((signals.num_samples,), 2 / signals.num_samples)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "message"),
+    [
+        (DoGraph, r"give a mixer, such as DoGraph\(\), not <class"),
+        ("dograph", r"give a mixer, such as DoGraph\(\), not 'dograph'"),
+    ],
+)
+def test_what_does_not_weigh_is_refused_before_the_first_update(tiny, token_BT, mixer, message):
+    model = tiny.gpt2()
+    sketcher = Sketcher(model, dim=80)
+    with sketcher.record(token_BT), pytest.raises(ConfigError, match=message):
+        sketcher.backward(tiny.nll(model, token_BT), mixer)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_weights_that_do_not_sum_to_1_are_said_once(tiny, token_BT, caplog):
+    model = tiny.gpt2()
+    sketcher = Sketcher(model, dim=80)
+    for step in range(2):
+        with sketcher.record(token_BT, step):
+            sketcher.backward(tiny.nll(model, token_BT), Doubled())
+        model.zero_grad()
+    assert caplog.text.count("the weights of Doubled sum to 2, not to 1") == 1
 
 
 def test_topdown_needs_a_stack_of_blocks():
