@@ -6,9 +6,8 @@
 Parts run one after another, as separate processes. What ended well is not run again with the same
 OUT. What --seconds cuts off keeps what it has written (OUT/<name>.json, OUT/<name>.log); with the
 next call a comparison goes on and all else starts anew. OUT/parts.json says how each part ended.
-With --state, FILE (a .tar.xz of a few MB) takes finished runs of comparisons, without their models,
-to the same folder of another machine: it is unpacked at the start if it exists, and written at the
-end.
+With --state, FILE (a .tar.xz) takes finished runs of comparisons, without models and metrics, to
+the same folder of another machine: it is unpacked at the start and written at the end.
 
 part     what it shows
 tests    the tests that need a GPU: steps that never wait, CUDA graphs, ranks, kernels
@@ -62,6 +61,7 @@ RUN = [
 ONLINE = "uniform,dynamic-loss,group-dro,ado,odm,rb,dograph"
 WORKERS = "3"  # one run starts and compiles while others train; prices are measured before, alone
 COMPARISONS = ("worth", "online")  # folders of OUT
+SERIES = ("metrics.jsonl", "samples.jsonl", "graph.jsonl", "weights.jsonl")  # of single steps
 
 
 def commands(
@@ -123,7 +123,8 @@ def pack(out: Path, state: Path) -> None:
             is_record = file.suffix in (".json", ".jsonl", ".yaml") and file.is_file()
             run = file.parent
             stopped = (run / "config.yaml").exists() and not (run / "result.json").exists()
-            if is_record and not stopped and "checkpoints" not in file.relative_to(out).parts:
+            inside = "checkpoints" in file.relative_to(out).parts or file.name in SERIES
+            if is_record and not stopped and not inside:
                 archive.add(file, str(file.relative_to(out)))
 
 
