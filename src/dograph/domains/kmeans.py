@@ -56,11 +56,7 @@ def _in_order_of_value(point_BK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _sorted_space(point_BK: Tensor, normalise: bool) -> Sorted:
-    """Samples in that order, their Gram and the space, for kernels: by two of them if few."""
-    if len(point_BK) <= IN_REGISTERS:
-        from dograph.kernels.gram import sorted_space
-
-        return sorted_space(point_BK, normalise, SAME, RATIO)
+    """Samples in that order, their Gram and the space that is clustered."""
     order_B, point_BK, finite_B = _in_order_of_value(point_BK.double())
     raw_BB = point_BK @ point_BK.T
     return Sorted(order_B, raw_BB, finite_B.double(), _space(raw_BB, finite_B, normalise))
@@ -208,23 +204,26 @@ class KMeans:
     def cluster(self, point_BK: Tensor, generator: torch.Generator) -> Clustering:
         dtype = torch.promote_types(point_BK.dtype, torch.float32)
         num_domains = self._number(len(point_BK))
-        order_B, point_BK, finite_B = _in_order_of_value(point_BK.detach().double())
-        space = _space(point_BK @ point_BK.T, finite_B, self.normalise)
+        batch = _sorted_space(point_BK.detach(), self.normalise)
         race_MRLB = races(len(point_BK), num_domains, self.restarts, generator)
-        label_RB, inertia_R = _restarted(space, race_MRLB, self.iterations)
-        best_1, back_B = inertia_R.argmin(keepdim=True), order_B.argsort()
+        label_RB, inertia_R = _restarted(batch.space, race_MRLB, self.iterations)
+        best_1, back_B = inertia_R.argmin(keepdim=True), batch.order_B.argsort()
         label_B = label_RB.index_select(0, best_1)[0, back_B]
-        label_B = _by_size(label_B, finite_B[back_B], num_domains)
+        label_B = _by_size(label_B, batch.finite_B[back_B] > 0, num_domains)
         return Clustering(label_B, inertia_R.amin().to(dtype))
 
     def domains(self, sketch_BK: Tensor, step: int) -> Domains:
         """`partition` by the labels of `__call__`; on a GPU by a few launches."""
         if not usable(sketch_BK, len(sketch_BK), self.num_domains):
             return partition(sketch_BK, self(sketch_BK, step), self.num_domains)
+        from dograph.kernels.gram import sorted_space
         from dograph.kernels.partition import domains_by_kernel
 
-        batch = _sorted_space(sketch_BK.detach(), self.normalise)
         size, generator = len(sketch_BK), self._generator(step, sketch_BK.device)
+        if size <= IN_REGISTERS:
+            batch = sorted_space(sketch_BK.detach(), self.normalise, SAME, RATIO)
+        else:
+            batch = _sorted_space(sketch_BK.detach(), self.normalise)
         race_MRLB = races(size, self._number(size), self.restarts, generator)
         label_RB, inertia_R = _restarted(batch.space, race_MRLB, self.iterations)
         dtype = torch.promote_types(sketch_BK.dtype, torch.float32)
